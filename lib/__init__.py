@@ -6,7 +6,7 @@ The map of the library, the lowest room first. A room imports only from rooms be
     ground     names, errors, paths, files, locks, csv_files, columns, tables, input_tables, store, progress, command_list,
                executed_notebooks
     config     typed parameters of the notebooks, definitions in params/*.yaml
-    work       what is run: workloads, datasets, models, training; versions of data
+    work       what is run: workloads, datasets, models, training; copies of data
                  building/ networks by name            graph/ operators of a network, counted
     measure    what it took: machine, load, timing, ceilings, bundles
                  training/ profiled runs, run matrix   operators/ sweeps         networks/ whole networks
@@ -21,8 +21,7 @@ The map of the library, the lowest room first. A room imports only from rooms be
     schedule   where it runs: problem, state, energy, bounds, risk, moldable
                  policies/ baselines, gangs, fair; policies/hybrid/ simulation/ events, metrics
                  runtime/ real runs, runtime/engine/ slots, workers, priorities
-    tensorrt   layers of TensorRT engines (optional)
-                 recordings/ raw data to tables        models/ runtime and power of a layer
+    tensorrt   layers of TensorRT engines (optional): recordings, runtime and power of a layer
     finetune   training runs of image classifiers (optional): config, data, model, checkpoints, reports
     dashboard  projects, runs and agents (optional): database, REST API
                  agents/ processes on machines         pages/ HTML

@@ -5,7 +5,6 @@ import errno
 import hashlib
 import os
 import re
-import shutil
 import stat
 import sys
 import tempfile
@@ -100,34 +99,6 @@ def create(path: Path, content: bytes, mode: int = MODE) -> Path:
             return path
         with _beside(path, content, mode) as temporary:
             _name_new(temporary, path)
-    return path
-
-
-@contextlib.contextmanager
-def scratch(path: Path) -> Iterator[Path]:
-    """Yield a new, empty folder beside ``path`` and remove it afterwards; the caller may move it away.
-
-    The caller holds the writer's lock of ``path``; leftovers of a killed process are removed first.
-    """
-    place = path.with_name(f".new-{path.name}")
-    with writing(place):
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir()
-    try:
-        yield place
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
-
-
-def move(source: Path, path: Path, over: bool = False) -> Path:
-    """Move a file of the project's own within its file system in one step; ``over`` one that is there, or InputError."""
-    folder(path.parent)
-    with writing(path):
-        if over:
-            os.replace(source, path)
-        else:
-            _name_new(source, path)
-            source.unlink(missing_ok=True)
     return path
 
 

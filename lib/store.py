@@ -188,19 +188,6 @@ def _check_parquet(file, path: Path, names: Sequence[str], others: bool) -> None
                          f"a table has at most {csv_files.LARGEST_MB:,.0f} MB")
 
 
-def count_rows(path: Path) -> int | None:
-    """Return how many rows a CSV or Parquet file holds, whatever its table; None for another file.
-
-    Raises InputError for a table that is damaged.
-    """
-    if path.suffix == ".csv":
-        return sum(1 for _ in csv_files.rows(csv_files.text(path), path)) - 1
-    if path.suffix != ".parquet":
-        return None
-    with _parquet(path) as file:
-        return file.metadata.num_rows
-
-
 def read_all(files: Iterable[Path], table: str):
     """Read and join several CSVs of one table; no file gives an empty table with the right columns."""
     import pandas as pd

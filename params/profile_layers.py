@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Time the layers of a TensorRT engine, each run with a time stamp, so that a power log can be mapped to the layers.
 
-    python3 profile_layers.py NETWORK.engine FOLDER [--runs 10000] [--profile 0] [--shape INPUT=1x3x224x224]
+    python3 profile_layers.py NETWORK.engine FOLDER [--runs 10000] [--shape INPUT=1x3x224x224]
 
 FOLDER then holds ``trt_engine_info.json`` (the engine's layers) and ``trt_layer_latency.json``
 (``{layer: [[ms, "YYYYMMDD-HH:MM:SS.ffffff"], ...]}``, one entry per run). For power, let collect_power.py start this program:
@@ -11,8 +11,8 @@ FOLDER then holds ``trt_engine_info.json`` (the engine's layers) and ``trt_layer
 Build the engine with details of its layers: trtexec --onnx=... --saveEngine=... --profilingVerbosity=detailed.
 
 A time stamp is when the layer ended, in local time. TensorRT reports the times of all layers after a run: the last layer ends
-when the first report arrives, and each earlier layer ends where the next one starts. A name that several layers share has
-their times in turn. The profiler slows a run down.
+when the first report arrives, and each earlier layer ends where the next one starts. The engine's
+first optimisation profile is run. The profiler slows a run down.
 
 Needs Python 3.8, TensorRT 8.5 or later with its Python package, numpy, and the CUDA runtime. Written from the documented
 interface; never run on a board.
@@ -124,12 +124,12 @@ def load(trt, path):
     return runtime, engine
 
 
-def input_shape(engine, name, profile, shapes):
-    """Return the shape of an input: the user's, else the engine's, else the one that the profile was optimised for."""
+def input_shape(engine, name, shapes):
+    """Return the shape of an input: the user's, else the engine's, else the one that it was optimised for."""
     fixed = tuple(engine.get_tensor_shape(name))
     if name in shapes:
         return shapes[name]
-    return fixed if -1 not in fixed else tuple(engine.get_tensor_profile_shape(name, profile)[1])
+    return fixed if -1 not in fixed else tuple(engine.get_tensor_profile_shape(name, 0)[1])
 
 
 def input_size(engine, name, shape):
@@ -166,19 +166,14 @@ def tensors(trt, engine, shapes):
     return inputs, [name for name in names if name not in inputs]
 
 
-def prepare(trt, cuda, engine, options, stream):
-    """Return an execution context with a profile, shapes and memory for all inputs and outputs."""
+def prepare(trt, cuda, engine, options):
+    """Return an execution context with shapes and memory for all inputs and outputs."""
     context = engine.create_execution_context()
     if context is None:
         raise InputError("TensorRT could not make a context of the engine; its message is above")
-    if options.profile >= engine.num_optimization_profiles or not context.set_optimization_profile_async(
-            options.profile, stream):
-        raise InputError(f"no optimisation profile {options.profile}; the engine has "
-                         f"{engine.num_optimization_profiles}, and the first is 0")
-    cuda.wait(stream)
     inputs, outputs = tensors(trt, engine, options.shape)
     for name in inputs:
-        shape = input_shape(engine, name, options.profile, options.shape)
+        shape = input_shape(engine, name, options.shape)
         if not context.set_input_shape(name, shape):
             raise InputError(f"input {name} does not take the shape {'x'.join(map(str, shape))}")
         address = cuda.memory(input_size(engine, name, shape))
@@ -220,7 +215,7 @@ def profile(options):
     cuda = Cuda()
     stream = cuda.stream()
     runtime, engine = load(trt, options.engine)  # the runtime lives as long as the engine
-    context = prepare(trt, cuda, engine, options, stream)
+    context = prepare(trt, cuda, engine, options)
     layers = information(trt, engine, context, options.engine)
     for _ in run(context, stream, cuda, options.warmup):
         pass
@@ -247,12 +242,11 @@ def parse(arguments):
     parser.add_argument("folder", type=Path, help="where the two files are written; nothing there is overwritten")
     parser.add_argument("--runs", type=int, default=10000, help="runs that are logged (default 10000)")
     parser.add_argument("--warmup", type=int, default=50, help="runs before, which are not logged (default 50)")
-    parser.add_argument("--profile", type=int, default=0, metavar="N", help="the optimisation profile (default 0)")
     parser.add_argument("--shape", type=shape_of, action="append", default=[], metavar="INPUT=1x3x224x224",
-                        help="the shape of an input (default: what the profile was optimised for)")
+                        help="the shape of an input (default: what it was optimised for)")
     options = parser.parse_args(arguments)
-    if options.runs < 1 or options.warmup < 0 or options.profile < 0:
-        parser.error("--runs is 1 or more, --warmup and --profile are 0 or more")
+    if options.runs < 1 or options.warmup < 0:
+        parser.error("--runs is 1 or more, --warmup is 0 or more")
     options.shape = dict(options.shape)
     return options
 

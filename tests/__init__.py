@@ -88,6 +88,17 @@ def written(folder, contents):
     return folder
 
 
+def write_power_log(log, path):
+    """Write a power log as an INA3221 gives it, at 5 V; return its path."""
+    from datetime import UTC, datetime
+
+    from lib.measure.energy.power_log import STAMP
+
+    path.write_text("".join(f"{datetime.fromtimestamp(at_s, UTC).strftime(STAMP)},5000,{power_w * 200:.3f}\n"
+                            for at_s, power_w in zip(log.at_s, log.power_w, strict=True)))
+    return path
+
+
 def notebook(path, *cells):
     """Write a notebook of some cells, the first of which declares its parameters; return its path."""
     import nbformat

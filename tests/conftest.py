@@ -17,7 +17,7 @@ from unittest import mock
 import pytest
 
 from lib import locks, paths
-from tests import XRAYS
+from tests import XRAYS, write_power_log
 
 # Two test workers share the cores; a pool of threads each would make them wait for one another at every barrier.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -85,7 +85,7 @@ def metered(tmp_path, monkeypatch):
     from lib.measure.energy import meters, power_log
 
     log = power_log.PowerLog(np.arange(1e9, 1e9 + 600, 0.02), np.full(30_000, 40.0))
-    path = power_log.write(log, tmp_path / "power_log.log")
+    path = write_power_log(log, tmp_path / "power_log.log")
     monkeypatch.setenv(meters.CHOICE, str(path))
     return 40.0
 

@@ -30,9 +30,6 @@ def package(layers, times_ms, clock):
         def __init__(self):
             self.profiler, self.shape, self.addresses = None, None, {}
 
-        def set_optimization_profile_async(self, number, stream):
-            return True
-
         def set_input_shape(self, name, shape):
             self.shape = shape
             return shape[1:] == (8, 16, 16)
@@ -60,7 +57,7 @@ def package(layers, times_ms, clock):
 
     trt.Runtime = lambda logger: SimpleNamespace(deserialize_cuda_engine=lambda content: None if content == b"other" else (
         SimpleNamespace(
-            num_io_tensors=2, num_optimization_profiles=1, get_tensor_name=["input", "output"].__getitem__,
+            num_io_tensors=2, get_tensor_name=["input", "output"].__getitem__,
             get_tensor_mode=lambda name: name, get_tensor_location=lambda name: "device",
             get_tensor_shape=lambda name: (-1, 8, 16, 16), get_tensor_profile_shape=lambda name, number: [
                 (1, 8, 16, 16), (1, 8, 16, 16), (4, 8, 16, 16)],

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lib import paths
 from lib.measure.energy import meters, power_log, trace, windows
-from tests import python, refused, written
+from tests import python, refused, write_power_log, written
 
 
 @given(watts=st.lists(st.floats(0, 700), min_size=2, max_size=6), steps=st.integers(20, 200), start=st.floats(0.05, 0.4),
@@ -168,7 +168,7 @@ def test_a_processor_without_counters_is_metered_by_its_board_and_else_both_reas
 
 def test_a_recorded_log_is_a_trace_and_is_played_again(tmp_path, monkeypatch):
     at_s = 1e9 + np.arange(0, 10, 0.05)
-    path = power_log.write(power_log.PowerLog(at_s, 5 + at_s - 1e9), tmp_path / "power_log.log")
+    path = write_power_log(power_log.PowerLog(at_s, 5 + at_s - 1e9), tmp_path / "power_log.log")
     result = trace.of_window(power_log.read(path).trace, 1e9 + 2, 1e9 + 4)
     assert result.energy_j == pytest.approx(2 * 8, rel=1e-4), "5 W and 1 W more each second, from second 2 to 4"
     now = [100.0]

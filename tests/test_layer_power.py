@@ -1,211 +1,68 @@
-"""From a network that is recorded here to predictions of an engine: recordings, synthetic power, settings, the verb."""
+"""The verb layer-power: training tables, predictions of engines, and the registry of models in MLflow."""
 
 import json
 import os
+import pickle
 import shutil
-from collections import Counter
-from unittest.mock import Mock
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 from lib import paths
-from lib.measure.energy import power_log
-from lib.tensorrt import engine
-from lib.tensorrt.models import evaluation, layer_model, predictions, training
-from lib.tensorrt.recordings import captured_engine, dataset, engine_run, mapping, recording, synthetic_power
-from lib.work import networks
-from lib.work.graph import capture
-from tests import SHARED, called, output_of, refusal, refused
-from tests.test_layer_models import layers
+from lib.tensorrt import layers as tables
+from lib.tensorrt import predictions, recordings, training
+from lib.tensorrt.engine import read_engine
+from lib.tensorrt.layer_model import LayerModel, Setting, fit_layer_model
+from lib.tensorrt.registry import Registry
+from tests import called, output_of, refusal, refused
+from tests.test_layer_models import RESNET18, TRAINING, layers
 
-SMALL = "3x32x32"
-RTX = "rtx-3060-laptop"
-
-
-def recorded(folder, name="simple_cnn", runs=3):
-    recording.record(networks.network(name, 1, SMALL), folder / name, runs)
-    return folder / name
+RTX = training.SHIPPED_DEVICE
+PREDICT = "layer-power", "predict", "--trt-engine-path", RESNET18, "--result-csv-path"
 
 
-@pytest.fixture
-def small_engine(tmp_path):
-    return as_engine(capture.of_network(networks.network("simple_cnn", 1, SMALL)), tmp_path / "small.json")
-
-
-def as_engine(graph, path):
-    path.write_text(json.dumps({"Layers": [layer for _, layer in captured_engine.layers(graph)]}))
-    return engine.read(path)
-
-
-def test_a_captured_network_is_an_engine_with_its_exact_work(tmp_path):
-    read = as_engine(capture.of_network(networks.network("resnet18", 1)), tmp_path / "e.json")
-    known = [layer for layer in read.layers if layer.kind != "other"]
-    assert Counter(layer.kind for layer in known) == {"convolutional": 20, "pooling": 1, "dense": 1}
-    assert sum(layer.macs for layer in known if layer.kind != "pooling") == 1_814_073_344
-    with refused("no 2D convolution, pooling or linear layer"):
-        captured_engine.layers(capture.capture(torch.nn.ReLU(), (1, 3, 4, 4)))
-
-
-def test_a_recording_is_whole_read_back_and_never_overwritten(tmp_path):
-    folder = recorded(tmp_path)
-    read = engine.read(folder / dataset.ENGINE)
-    times = mapping.read_times(folder / dataset.LATENCY, read)
-    assert [layer.name for layer in read.layers] == list(times["layer_name"].unique())
-    assert set(times["cycle"]) == {1, 2, 3} and (times["layer_run_time"] > 0).all()
-    assert times.groupby("cycle")["end_s"].is_monotonic_increasing.all(), "layers end in their order in every pass"
-    facts = json.loads((folder / dataset.RECORDING).read_text())
-    assert facts["power"] == "not measured" and facts["reason"]
-    with refused("is there already"):
-        recorded(tmp_path)
-
-
-@pytest.mark.parametrize("step", ["_timed", "write_power"])
-def test_a_recording_that_was_killed_is_none_and_the_same_line_records_what_is_missing(tmp_path, monkeypatch, step):
-    """It is of one session, so what is there of a killed one is of no use, and in nobody's way."""
-    raw, small = tmp_path / "raw", networks.network("simple_cnn", 1, SMALL)
-    monkeypatch.setattr(networks, "network", lambda *_: small)
-    recording.record(small, raw / "mlp", 10, finish=synthetic_power.add)
-    if not (child := os.fork()):
-        torch.set_num_threads(1)  # a pool of threads is not copied
-        monkeypatch.setattr(recording, step, lambda *_: os._exit(9))
-        recording.record(small, raw / "simple_cnn", 10, finish=synthetic_power.add)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-    assert (raw / ".new-simple_cnn").is_dir() and list(dataset.models(raw)) == ["mlp"]
-    before = (raw / "mlp" / dataset.LATENCY).read_bytes()
-    line = "layer-power", "record", "simple_cnn", "mlp", "--synthetic-power", "--out", raw, "--runs"
-    assert f"{raw / 'mlp'}: was recorded already" in output_of(*line, 10)
-    assert sorted(path.name for path in raw.iterdir() if path.is_dir()) == ["mlp", "simple_cnn"]
-    assert dataset.power_source(raw / "simple_cnn") == dataset.SYNTHETIC
-    assert (raw / "mlp" / dataset.LATENCY).read_bytes() == before
-    assert "is another recording: runs is 10, not 11; a recording is never overwritten" in refusal(*line, 11)
-
-
-def test_synthetic_power_is_recovered_and_teaches_nothing(tmp_path):
-    folder = recorded(tmp_path / "raw", runs=40)
-    synthetic_power.add(folder)
-    with refused("synthetic power never takes the place of a log"):
-        synthetic_power.add(folder)
-    read, log = engine.read(folder / dataset.ENGINE), power_log.read(folder / dataset.POWER)
-    times = mapping.read_times(folder / dataset.LATENCY, read)
-    idle = log.at_s < times["start_s"].min()
-    assert idle.sum() > 10 and abs(log.power_w[idle].mean() / synthetic_power.IDLE_W - 1) < 0.02
-    notes = dataset.preprocess(tmp_path / "raw", tmp_path / "pre")[0].notes
-    assert any("windows hold a power sample" in note for note in notes)
-    converted = dataset.convert(tmp_path / "pre", tmp_path / "training")[0]
-    assert "it is synthetic" in converted.notes[0]
-    table = dataset.read_training(tmp_path / "training")
-    assert table["power"].isna().all() and (table["runtime"] > 0).all() and set(table["network"]) == {"simple_cnn"}
-    models, rejected = training.train(table, "power", "board")
-    assert not models and len(rejected) == 3
-
-
-def test_every_row_says_what_the_model_is_of(small_engine):
-    shipped = training.load_models(RTX, (training.SHIPPED,))
-    rows = predictions.of_engine(small_engine, shipped)
-    assert tuple(rows) == predictions.COLUMNS and len(rows) == len(small_engine.layers)
-    known = rows["kind"].isin(["convolutional", "pooling", "dense"])
-    assert (rows.loc[known, "runtime_low"] < rows.loc[known, "runtime_prediction"]).all()
+def test_every_row_says_what_the_model_is_of():
+    engine, shipped = read_engine(RESNET18), training.load_models(RTX, (training.SHIPPED,))
+    rows = predictions.predict_engine(engine, shipped)
+    assert tuple(rows) == predictions.COLUMNS and len(rows) == len(engine.layers)
+    known = rows["kind"].isin(tables.ORIGINAL)
+    assert known.sum() == 22 and (rows.loc[known, "runtime_low"] < rows.loc[known, "runtime_prediction"]).all()
     assert rows.loc[~known, "runtime_prediction"].isna().all() and rows["power_prediction"].isna().all()
     assert rows["note"].str.contains(f"trained on {RTX}, and the engine's device is not stated").all()
     assert rows.loc[known, "note"].str.contains(f"no power of .* layers was measured on {RTX}").all()
-    assert not predictions.of_engine(small_engine, shipped, RTX).loc[known, "note"].str.contains("trained on").any()
+    assert not predictions.predict_engine(engine, shipped, RTX).loc[known, "note"].str.contains("trained on").any()
     with refused(f"trained on {RTX}, not on jetson-orin"):
-        predictions.of_engine(small_engine, shipped, "jetson-orin", strict=True)
+        predictions.predict_engine(engine, shipped, "jetson-orin", strict=True)
 
 
 def test_a_total_is_the_sum_of_what_is_predicted():
-    rows = pd.DataFrame({"layer_type": ["a", "b", "b"], "runtime_prediction": [1.0, 3.0, np.nan], "power_prediction": 2.0,
+    rows = pd.DataFrame({"runtime_prediction": [1.0, 3.0, np.nan], "power_prediction": 2.0,
                          "runtime_low": [0.5, 2.0, np.nan], "runtime_high": [2.0, 4.0, np.nan]})
-    sums = predictions.total(rows)
-    assert sums.pop("others").to_dict() == {"b": 1}
-    assert sums == {"runtime_ms": 4.0, "low_ms": 2.5, "high_ms": 6.0, "power_w": 2.0, "energy_mj": 8.0, "covered": 2,
-                    "layers": 3}
-    without_power = predictions.total(rows.assign(power_prediction=[2.0, np.nan, 2.0]))
+    assert predictions.network_total(rows) == {
+        "runtime_ms": 4.0, "low_ms": 2.5, "high_ms": 6.0, "power_w": 2.0, "energy_mj": 8.0, "covered": 2, "layers": 3}
+    without_power = predictions.network_total(rows.assign(power_prediction=[2.0, np.nan, 2.0]))
     assert without_power["runtime_ms"] == 4.0 and np.isnan(without_power["energy_mj"])
 
 
-def test_models_are_found_by_their_device(tmp_path):
-    folders = (tmp_path / "own", tmp_path / "shipped")
-
-    def refused_to_load(words, device=""):
-        with refused(words):
-            training.load_models(device, folders)
-
-    refused_to_load("no layer models in .*; there are those of: no device")
-    for folder, device in zip((*folders, folders[1]), ("a", "a", "b"), strict=True):
-        for model in training.train(layers(), "runtime", device, source=folder.name)[0]:
-            training.save(model, folder)
-    refused_to_load("several layer models")
-    refused_to_load("no layer models of 'c' .*; there are those of: a, b", "c")
-    assert {model.source for model in training.load_models("a", folders)} == {"own"}
-
-
-@pytest.mark.slow
-def test_a_search_sees_training_networks_alone_and_goes_on(tmp_path, monkeypatch):
-    def search(trials=1, test=("c",), power=1.0, target="runtime", storage="optuna"):
-        table = layers(200).assign(power=power)
-        return training.search(table, "dense", target, "board", training.Settings(test=test), trials, 0,
-                             tmp_path / f"{storage}.sqlite")
-
-    held_out = Mock(wraps=training.layer_model.held_out)
-    monkeypatch.setattr(training.layer_model, "held_out", held_out)
-    first = search(2)
-    assert {name for call in held_out.call_args_list for name in call.args[0]["network"]} == {"a", "b"}
-    assert len(first.trials) == 2 and first.best_value <= first.trials[0].value
-    assert len(search().trials) == 3
-    (tmp_path / "bad.sqlite").write_text("this is no database" * 100)
-    for changes, words in (
-            ({"test": ("b", "c")}, "a choice needs 2 networks apart from b, c; there are: a"),
-            ({"target": "power", "power": np.nan}, "no dense layers with a measured power"),
-            ({"storage": "bad"}, "cannot be used as Optuna's storage")):
-        with refused(words):
-            search(**changes)
-
-
-def test_settings_that_were_found_are_written_beside_the_comments(tmp_path):
-    path = tmp_path / "layer_power.yaml"
-    shutil.copy(training.SETTINGS, path)
-    training.write({("runtime", "dense"): training.Setting(relative=0.25, without=("weight_mb",))}, path)
-    assert training.load_settings(path).of("runtime", "dense").relative == 0.25
-    assert path.read_text().splitlines()[0] == training.SETTINGS.read_text().splitlines()[0]
-
-
-def test_the_verb_from_raw_recordings_to_predictions(tmp_path):
-    raw, built, models, table = (tmp_path / name for name in ("raw", "built", "models", "r.csv"))
-
-    for name in ("simple_cnn", "squeezenet1_1"):
-        recording.record(networks.network(name, 1, "3x64x64"), raw / name, 3)
-    output_of("layer-power", "dataset", raw, "--out", built)
-    train = ["layer-power", "train", built / "training_data", "--out", models, "--device"]
-    status, out, error = called(*train, "here")
-    assert status == 0 and "runtime of convolutional layers, networks left out: MAPE" in out and "refused: 0 of" in error
-    output_of(*train, "there", "--targets", "power", status=1)  # nothing was trained
-    predict = ["layer-power", "predict", "--trt-engine-path", raw / "simple_cnn" / dataset.ENGINE, "--result-csv-path", table]
-    output_of(*predict, "--models", models, "--device", "here", "--strict")
-    rows = pd.read_csv(table)
-    assert tuple(rows) == predictions.COLUMNS and rows["runtime_prediction"].notna().sum() > 3
-    assert "replaces an earlier table" in called(*predict, "--models", models)[2]
-
-
-def as_published(folder, networks=6):
-    """Write training tables in the original study's columns alone: a published one has no others."""
-    source = min(paths.REFERENCE.glob("*/layer_power/training_data"))
-    tables = {kind: pd.concat([pd.read_csv(path) for path in sorted(source.glob(f"*/{kind}.csv"))])
-              for kind in dataset.ORIGINAL}
+def as_published(folder, networks=6, every=6):
+    """Write training tables of some networks in the original study's columns alone, as published ones are."""
+    ours = {kind: pd.concat([pd.read_csv(path) for path in sorted(TRAINING.glob(f"*/{kind}.csv"))])
+            for kind in tables.ORIGINAL}
     for number in range(networks):
         (folder / f"n{number}").mkdir(parents=True)
-        for kind, table in tables.items():
-            rows = table.iloc[number::networks][list(dataset.ORIGINAL[kind])]
+        for kind, table in ours.items():
+            rows = table.iloc[number::every][list(tables.ORIGINAL[kind])]
             rows.assign(power=3 + 10 * rows["runtime"]).to_csv(folder / f"n{number}" / f"{kind}.csv", index=False)
-    return tables
+    return ours
 
 
 def test_the_originals_training_tables_have_their_work_from_shapes(tmp_path):
     ours = as_published(tmp_path)
-    back = dataset.read_training(tmp_path)
+    back = tables.read_training(tmp_path)
     assert (back["groups"] == 1).all() and back["power_n"].isna().all()
     for kind in ("dense", "pooling"):
         np.testing.assert_allclose(sorted(back.loc[back["kind"] == kind, "flops"]), sorted(ours[kind]["flops"]))
@@ -214,93 +71,128 @@ def test_the_originals_training_tables_have_their_work_from_shapes(tmp_path):
     assert row["flops"] == 2 * macs and row["weight_bytes"] == 2 * macs / row["output_size_1"] / row["output_size_2"]
 
 
-@pytest.mark.slow
-def test_the_originals_pipeline_is_trained_to_a_file_registered_and_asked_by_its_alias(tmp_path, small_engine):
-    as_published(tmp_path / "training", networks=2)
-    uri, models = f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "models"
-    output_of("layer-power", "train", tmp_path / "training", "--device", "jetson", "--learner", "lasso", "--out", models,
-              "--register", uri)
-    model = layer_model.LayerModel.load(models / "convolutional/runtime/jetson.json")
-    assert model.setting.learner == "lasso" and model.scores["mape"] < 3
-    listed = output_of("layer-power", "versions", "dense-power-jetson", "--alias", "old", "1", "--registry", uri)
-    assert listed.startswith("dense-power-jetson 1: champion, old; MAPE ")
-    names = [f"{kind}-{target}-jetson" for kind in dataset.ORIGINAL for target in ("runtime", "power")]
-    predict = "layer-power", "predict", "--trt-engine-path", small_engine.path, "--result-csv-path"
-    output_of(*predict, tmp_path / "registered.csv", "--registry", uri, "--model", *names[:-1], f"{names[-1]}@1")
-    output_of(*predict, tmp_path / "files.csv", "--models", models)
-    registered, files = (pd.read_csv(tmp_path / f"{name}.csv") for name in ("registered", "files"))
-    pd.testing.assert_frame_equal(registered, files)
-    assert registered.loc[registered["kind"].isin(dataset.ORIGINAL), "power_prediction"].notna().all()
-
-
 @pytest.mark.parametrize("change, words", [
     (lambda table: table.drop(columns="runtime"), "lacks the columns runtime"),
-    (lambda table: table.assign(flops="x"), "flops hold what is no number"),
-    (lambda table: table.assign(output_size=0), "row 1 below the header has .* as output_size: it is a number")])
+    (lambda table: table.assign(flops="x"), "row 1 below the header has x as flops: it is a number from 0"),
+    (lambda table: table.assign(output_size=0), "row 1 below the header has 0 as output_size: it is a number from 1")])
 def test_training_rows_that_cannot_be_are_refused(tmp_path, change, words):
-    source = min(paths.REFERENCE.glob("*/layer_power/training_data/resnet18/dense.csv"))
     (tmp_path / "m").mkdir()
-    change(pd.read_csv(source)).to_csv(tmp_path / "m/dense.csv", index=False)
+    change(pd.read_csv(TRAINING / "resnet18/dense.csv")).to_csv(tmp_path / "m/dense.csv", index=False)
     with refused(words):
-        dataset.read_training(tmp_path)
+        tables.read_training(tmp_path)
+
+
+def test_power_that_is_not_measured_by_its_own_words_teaches_nothing(tmp_path):
+    raw = shutil.copytree(RESNET18.parent, tmp_path / "raw/resnet18")
+    for power, is_kept in (("synthetic", False), ("replayed", False), ("measured", True)):
+        (raw / recordings.FACTS).write_text(json.dumps({"power": power}))
+        status, _, told = called("layer-power", "dataset", tmp_path / "raw", "--out", tmp_path)
+        assert status == 0 and (f"power is left out: it is {power}" in told) != is_kept
+        table = tables.read_training(tmp_path / "training_data")
+        assert table["power"].notna().any() == is_kept and (table["runtime"] > 0).all()
+
+
+def test_the_verb_from_training_data_to_predictions(tmp_path):
+    models, table = tmp_path / "models", tmp_path / "new/r.csv"
+    train = ["layer-power", "train", TRAINING, "--out", models, "--device"]
+    status, out, error = called(*train, "here")
+    assert status == 0 and "runtime of convolutional layers, networks left out: MAPE" in out and "refused: 0 of" in error
+    output_of(*train, "there", "--targets", "power", status=1)  # nothing was trained
+    assert "22 of 68 layers predicted" in output_of(*PREDICT, table, "--models", models, "--device", "here", "--strict")
+    rows = pd.read_csv(table)
+    assert tuple(rows) == predictions.COLUMNS and rows["runtime_prediction"].notna().sum() == 22
+    for target in (tmp_path, RESNET18):
+        assert "is a folder or the engine" in refusal(*PREDICT, target)
+
+
+# ------------------------------------------------------------------------------------------- the registry
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory):
+    """Give one registry for several tests: MLflow takes seconds to make one."""
+    return Registry(f"sqlite:///{tmp_path_factory.mktemp('registry')}/mlflow.db")
+
+
+@pytest.fixture
+def model():
+    return fit_layer_model(layers(), "dense", "runtime", "rtx-3060", Setting(), "EdgeProfiler", "Apache-2.0")
+
+
+NO_NETWORK = """if True:
+    import sys
+    def no_network(event, arguments):
+        if event in ("socket.connect", "socket.getaddrinfo", "socket.sendto"):
+            raise SystemExit(f"{event} {arguments}")
+    sys.addaudithook(no_network)
+    from lib.cli.main import main
+    sys.exit(main(sys.argv[1:]))
+"""
 
 
 @pytest.mark.slow
-def test_published_recordings_are_predicted_at_a_fraction_of_the_originals_error(home):
-    """RTX 3060 Laptop, each network left out with its three export routes."""
-    raw = SHARED / "data/edgeprofiler/desktop"
-    if not raw.is_dir():
-        pytest.skip(f"the published recordings are not here: {raw}")
-    run, layers = engine_run.read(raw), dataset.read_training(dataset.build(raw))
-    assert run.power == "not measured" and run.samples.empty and run.passes["power_w"].isna().all()
-    assert set(layers["network"]) == {"alexnet", "mobilenet_v2", "resnet18"}
-    assert layers["kind"].value_counts().to_dict() == {"convolutional": 159, "dense": 81, "pooling": 17}
-    table = evaluation.held_out(layers, training.load_settings())
-    table["error"] = (table["predicted_ms"] / table["measured_ms"] - 1).abs()
-    error = table.groupby(["model", "kind"])["error"].mean()
-    ours = error[evaluation.OURS]
-    assert ours["pooling"] < 0.6 * error[evaluation.ORIGINAL, "pooling"]
-    assert ours["convolutional"] < 0.22 and ours["dense"] < 0.2
-    sums = table[table["model"] == evaluation.OURS].groupby("network")[["predicted_ms", "measured_ms"]].sum()
-    assert (sums["predicted_ms"] / sums["measured_ms"] - 1).abs().max() < 0.5
-    with refused("no recording 'x' in .*; there are"):
-        engine_run.read(raw, "x")
-
-
-def test_a_run_of_an_engine_has_its_samples_and_the_power_of_each_window():
-    raw = min(paths.REFERENCE.glob("*/layer_power/raw_data"))
-    run = engine_run.read(raw)
-    assert run.power == "synthetic" and run.layers["median_ms"].notna().all() and run.passes["start_ms"].min() == 0
-    window = run.passes[run.passes["power_w"].notna()].iloc[0]
-    inside = run.samples[run.samples["at_ms"].between(window["start_ms"], window["end_ms"])]
-    assert window["power_w"] == pytest.approx(inside["power_w"].mean() - run.idle_w)
-
-
-def test_held_out_layers_were_not_seen():
-    """A network whose layers take ten times as long as all others is predicted by the others' rates."""
-    table = dataset.read_training(min(paths.REFERENCE.glob("*/layer_power/training_data")))
-    dense = table[(table["kind"] == "dense") & table["network"].isin(["alexnet", "vgg11"])]
-    slower = dense.assign(runtime=dense["runtime"].where(dense["network"] != "vgg11", 10 * dense["runtime"]))
-    before, after = (evaluation.held_out(rows, training.load_settings()) for rows in (dense, slower))
-    unseen = before["network"] == "vgg11"
-    np.testing.assert_allclose(before.loc[unseen, "predicted_ms"], after.loc[unseen, "predicted_ms"])
-    assert (after.loc[~unseen, "predicted_ms"] > 2 * before.loc[~unseen, "predicted_ms"]).any()
-    assert evaluation.held_out(dense[dense["network"] == "vgg11"], training.load_settings()).empty
-
-
-def test_what_is_not_measured_by_its_own_words_teaches_nothing(tmp_path):
-    assert dataset.power_source(tmp_path) == dataset.MEASURED, "as boards give recordings"
-    path = tmp_path / dataset.RECORDING
-    for word in dataset.SOURCES:
-        path.write_text(json.dumps({"power": word}))
-        assert dataset.power_source(tmp_path) == word
-    path.write_text(json.dumps({"power": ["synthetic"]}))
-    with refused("it is one of measured, replayed, synthetic, not measured"):
-        dataset.power_source(tmp_path)
+def test_models_are_registered_without_network_chatter_or_files_elsewhere(tmp_path):
+    line = ["layer-power", "train", TRAINING, "--targets", "runtime", "--device", "x", "--register"]
+    done = subprocess.run([sys.executable, "-c", NO_NETWORK, *map(str, line)], cwd=tmp_path, capture_output=True, text=True,
+                          check=False, env={**os.environ, "PYTHONPATH": str(paths.ROOT), "LIB_OUTPUT": str(tmp_path)})
+    assert done.returncode == 0 and done.stderr == "" and done.stdout.count("registered ") == 3
+    assert sorted(path.name for path in (tmp_path / "data/mlflow").iterdir()) == ["artifacts", "mlflow.db"]
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
 @pytest.mark.slow
-def test_a_replayed_meter_is_no_measurement(tmp_path, metered, monkeypatch):
-    monkeypatch.setattr(recording, "_IDLE_S", 1.0)
-    folder = recorded(tmp_path / "raw", runs=5)
-    assert json.loads((folder / dataset.RECORDING).read_text())["power"] == "replayed"
+def test_a_model_comes_back_by_number_and_alias_with_its_scores(registry, model):
+    other = fit_layer_model(layers(seed=5), "dense", "power", "rtx-3060", Setting())
+    assert [registry.register("m", each) for each in (model, other)] == [1, 2]
+    assert registry.register("another", other) == 1
+    assert registry.load("m") == registry.load("m", "2") == registry.load("another") == other
+    for arguments in (("m", "champion", "1"), ("m", "best", "7")):
+        done = called("layer-power", "versions", arguments[0], "--alias", *arguments[1:], "--registry", registry.uri)
+        assert (done[0], "not found" in done[2]) == ((0, False) if arguments[2] == "1" else (2, True))
+    assert registry.load("m") == model
+    assert {version.name for version in registry.versions()} >= {"m", "another"}
+    first, second = registry.versions("m")
+    assert (first.aliases, second.aliases, first.tags["source"]) == (["champion"], [], "EdgeProfiler")
+    for name, version in (("n", "champion"), ("m", "7")):
+        with refused("mlflow.db: the registry refuses: .*not found"):
+            registry.load(name, version)
+
+
+@pytest.mark.slow
+def test_nothing_of_a_registered_file_is_executed(registry, model, tmp_path, monkeypatch):
+    class Trap:
+        def __reduce__(self):
+            return os.mkdir, ("sprung",)
+
+    monkeypatch.chdir(tmp_path)
+    registry.register("trap", model)
+    folder = Path(registry.uri.removeprefix("sqlite:///")).parent / "artifacts"
+    path = max(folder.rglob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+    for content in (pickle.dumps(Trap()), b"{}", b'{"py/reduce": [{"py/function": "os.mkdir"}, ["sprung"]]}'):
+        path.write_bytes(content)
+        with refused("is no layer model, or is damaged"):
+            registry.load("trap")
+        assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("uri", ["ftp://x", "http://me:secret@127.0.0.1:9", "sqlite:////dev/null/x.db"])
+def test_a_registry_that_takes_nothing_is_one_line_without_its_password(uri):
+    line = refusal("layer-power", "versions", "--registry", uri)
+    assert "the registry refuses: " in line and "secret" not in line
+
+
+@pytest.mark.slow
+def test_the_originals_pipeline_is_trained_to_a_file_registered_and_asked_by_its_alias(tmp_path, registry):
+    as_published(tmp_path / "training", networks=2, every=4)
+    uri, models = registry.uri, tmp_path / "models"
+    output_of("layer-power", "train", tmp_path / "training", "--device", "jetson", "--learner", "lasso", "--out", models,
+              "--register", uri)
+    model = LayerModel.load(models / "convolutional/runtime/jetson.json")
+    assert model.setting.learner == "lasso" and model.scores["mape"] < 3
+    listed = output_of("layer-power", "versions", "dense-power-jetson", "--alias", "old", "1", "--registry", uri)
+    assert listed.startswith("dense-power-jetson 1: champion, old; MAPE, %: ")
+    names = [f"{kind}-{target}-jetson" for kind in tables.ORIGINAL for target in ("runtime", "power")]
+    output_of(*PREDICT, tmp_path / "registered.csv", "--registry", uri, "--model", *names[:-1], f"{names[-1]}@1")
+    output_of(*PREDICT, tmp_path / "files.csv", "--models", models)
+    registered, files = (pd.read_csv(tmp_path / f"{name}.csv") for name in ("registered", "files"))
+    pd.testing.assert_frame_equal(registered, files)
+    assert registered.loc[registered["kind"].isin(tables.ORIGINAL), "power_prediction"].notna().all()

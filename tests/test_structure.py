@@ -103,7 +103,7 @@ OWN = dict.fromkeys(("lib.schedule.runtime.worker_process", "lib.schedule.runtim
                      "lib.measure.networks.heap_replay", "lib.measure.networks.end_to_end", "lib.measure.networks.visits_file",
                      "lib.measure.operators.raw_files", "lib.measure.operators.aggregate", "lib.measure.machine"),
                     "json.loads") | {
-    "lib.tensorrt.models.training": "YAML yaml.load"}  # a round trip that keeps the comments
+    "lib.tensorrt.tune": "YAML yaml.load"}  # a round trip that keeps the comments
 PARSERS = re.compile(r"(pd|pandas)\.read_\w+|(pq|pa|pyarrow)\.(ParquetFile|read_\w+|ipc.*)|(json|pickle|marshal|yaml|joblib|np|"
                      r"numpy|torch|tomllib)\.loads?|np\.(genfromtxt|loadtxt|fromfile)|YAML|ast\.literal_eval|eval|exec")
 

@@ -1,13 +1,10 @@
-"""The verb of what is run: ``data``, which fetches, checks and describes, and carries versions of a folder to and fro."""
+"""The verb ``data``: fetch, check and describe data sets, and copy a folder to and from a URL."""
 
 import argparse
 
 from lib import paths
-from lib.cli.options import a_path, add_verb, flag, note, option, whole
-from lib.errors import InputError, printable
-
-FOLDER = paths.DATA / "layer_power"
-_KILOBYTES = 1e5  # bytes, up to which a size is given in kB
+from lib.cli.options import a_path, add_verb, flag, note, option
+from lib.errors import InputError
 
 
 def _medmnist(options: argparse.Namespace) -> bool:
@@ -51,30 +48,19 @@ def _dictionary(options: argparse.Namespace) -> None:
 
 
 def _push(options: argparse.Namespace) -> None:
-    from lib.work import data_versions
+    from lib.work import data_copy
 
-    _show(data_versions.push(options.local, options.remote, options.remote_dir, options.source), "pushed")
+    print(f"{len(data_copy.push(options.folder, options.url))} files pushed, each checked by SHA-256")
 
 
 def _pull(options: argparse.Namespace) -> None:
-    from lib.work import data_versions
+    from lib.work import data_copy
 
-    _show(data_versions.pull(options.local, options.remote, options.remote_dir, options.version), "pulled")
-
-
-def _show(transfer, what: str) -> None:
-    for text in transfer.notes:
-        note(f"note: {text}")
-    version = transfer.manifest
-    size = sum(entry.bytes for entry in version.files)
-    text = f"{size / 1e6:,.1f} MB" if size > _KILOBYTES else f"{size / 1e3:,.1f} kB"
-    print(f"version {version.number} of {version.branch}, {version.written_utc}: {len(version.files)} files, "
-          f"{text}, {len(transfer.carried)} of them {what}; "
-          f"source: {printable(version.source)}")
+    print(f"{len(data_copy.pull(options.url, options.folder))} files are there, each checked by SHA-256")
 
 
 def add(verbs) -> None:
-    """Add the verb of datasets, tables and versions of data."""
+    """Add the verb of data sets, tables and copies."""
     verb = verbs.add_parser("data", help="fetch or check MedMNIST files, print the tables' dictionary, push or pull a folder")
     actions = verb.add_subparsers(dest="action", required=True, metavar="action")
     for name, text in (("fetch", "download MedMNIST files"), ("check", "check MedMNIST files")):
@@ -83,11 +69,8 @@ def add(verbs) -> None:
                  option("--size", "native size (default: as workloads read)", int, choices=(28, 64, 128, 224)))
     add_verb(actions, _dictionary, "dictionary", "print the dictionary of the tables",
              flag("--write", "write it into data/README.md instead"))
-    shared = (option("remote", "a folder, or an address that fsspec knows, such as s3://bucket/ (default branch: main)",
-                     metavar="REMOTE[@branch]"),
-              option("--local", "the folder here", a_path, FOLDER, metavar="DIR"),
-              option("--remote-dir", "a folder within the remote (default: its root)", default="", metavar="DIR"))
-    add_verb(actions, _push, "push", "push a folder as the next version of a remote's branch; hidden files are left out",
-             option("--source", "origin of the data, shown when they are pulled", default=""), *shared)
-    add_verb(actions, _pull, "pull", "copy a version into a folder; local files that differ are never overwritten",
-             option("--version", "its number (default: the last)", whole(1, 999_999)), *shared)
+    folder = option("folder", "the folder here", a_path)
+    url = option("url", "a folder, or an address that fsspec knows, such as s3://bucket/lab")
+    add_verb(actions, _push, "push", "copy a folder to a URL, with checksums; hidden files are left out", folder, url)
+    add_verb(actions, _pull, "pull", "copy a pushed folder from a URL; local files that differ are never overwritten",
+             url, folder)

@@ -1,5 +1,7 @@
-"""Engines of NVIDIA TensorRT: their layers, how long each took and at what power, and models of both for layers never run.
+"""Layers of TensorRT engines: read, given their power, modelled and predicted. Needs no TensorRT.
 
-``engine`` reads what an engine says of its layers; ``recordings`` are their latencies and power, read or made here, and the
-training data made of them; ``models`` are fitted on that, kept, and asked about an engine. Nothing of TensorRT is needed.
+From the ground up: ``engine`` (layers of an engine file), ``power_mapping`` (latencies and a power
+log per layer), ``recordings`` (folders of both), ``layers`` (training tables), ``lasso`` and
+``physics`` (the two learners), ``layer_model``, ``training``, ``tune`` (Optuna), ``predictions``,
+``registry`` (MLflow). ``python -m lib layer-power`` runs them.
 """

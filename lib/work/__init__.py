@@ -3,6 +3,5 @@
 From the ground up: ``dtypes``, ``models``, ``losses``, ``weights`` (on disk), ``medmnist_files``; ``pictures`` (in
 folders), ``datasets``, ``workloads``; ``training`` (the loop), ``processes`` (which train one model together);
 ``user_code`` (users' code), ``building`` (named networks, also without memory), ``networks`` (anything that ``advise``
-can name); ``graph``, the operators of a network. ``data_versions`` carries folders to and from a ``remote``, which
-holds ``manifests``.
+can name); ``graph``, the operators of a network. ``data_copy`` copies folders to and from URLs.
 """

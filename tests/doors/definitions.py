@@ -8,7 +8,7 @@ from lib import paths
 from lib.config import definitions
 from lib.config.base import load, load_yaml
 from lib.finetune.config import TrainConfig, load_configs
-from lib.tensorrt.models import training
+from lib.tensorrt import training
 from lib.work.graph import spaces
 from tests.doors import ANY, SAME, VALUES, WRONG, Door, pass_through, pick
 

@@ -1,13 +1,13 @@
 """Logs of an INA3221 power sensor, as a Jetson board gives them: a line a sample, ``YYYYMMDD-HH:MM:SS.ffffff,mV,mA``."""
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from math import isfinite
 from pathlib import Path
 
 import numpy as np
 
-from lib import csv_files, files, store
+from lib import csv_files, store
 from lib.errors import InputError
 from lib.measure.energy.trace import Trace
 
@@ -80,10 +80,3 @@ def read_idle_w(path: Path) -> float:
         raise InputError(f"{path}: avg_idle_power is {value!r}: it is a number of microwatts, {_LEAST_UW:g} (a milliwatt) or "
                          "more")
     return value / 1e6
-
-
-def write(log: PowerLog, path: Path) -> Path:
-    """Write a log in the sensor's own format, at 5 V; InputError where a file is there already."""
-    lines = [f"{datetime.fromtimestamp(at_s, UTC).strftime(STAMP)},5000,{power_w * 200:.3f}\n"
-             for at_s, power_w in zip(log.at_s, log.power_w, strict=True)]
-    return files.create(path, "".join(lines).encode())

@@ -1,1 +1,0 @@
-"""Models of layers: fitted, compared, tuned, kept, and asked about an engine."""

@@ -1,1 +1,0 @@
-"""Recordings of engines' layers: read, made here, and turned into training data."""
