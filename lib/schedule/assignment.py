@@ -1,21 +1,52 @@
 """Which device runs which job: a linear programme, rounded, then moves and swaps of jobs between devices."""
 
+from typing import NamedTuple
+
 import numpy as np
 
+from lib.schedule import bounds
+
+_ROUNDS, _ROUNDS_TIMES_JOBS = 100, 12_000  # most rounds of a search
 _PROVEN = 1e-5  # relative distance from the lower bound at which a search ends
 _GAIN = 1e-9  # relative gain that a move or a swap must have
 _DISTURBED = 4  # pairs of jobs that change places before the search goes on from the best plan
 
 
-def rounded(times: np.ndarray, share: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray) -> np.ndarray:
-    """Return the device of each job: of the type with most of its share, the longest job first, where it ends first.
+class Assignment(NamedTuple):
+    """The device of each job, and a lower bound of the makespan in s."""
+
+    device_of: np.ndarray
+    least_s: float
+
+
+def assign(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, cost_s: np.ndarray | None = None,
+           margin: float = 1.0, search: bool = True) -> Assignment:
+    """Assign jobs to devices so that the makespan, or the sum of makespan and costs, is short.
 
     Args:
-        times: seconds (jobs, types) with set-up.
-        share: of each job on each type (jobs, types), by ``bounds.lst`` or ``bounds.relaxation``.
+        times: seconds (jobs, types) with set-up, inf where a job cannot run.
         type_of: type of each device.
         ready_s: when each device is free, s.
+        cost_s: what a job adds on each type (jobs, types) to the sum that is minimised; None: the makespan alone.
+        margin: factor on the times of a job where it is not fastest, after which it must end before the makespan.
+        search: improve the rounded assignment by moves and swaps.
     """
+    counts = np.bincount(type_of, minlength=times.shape[1])
+    busy_s = np.bincount(type_of, ready_s, minlength=times.shape[1])
+    if cost_s is None:
+        fastest = times == times.min(axis=1, keepdims=True)
+        relaxed = bounds.lst(times, counts, busy_s, ends_s=np.where(fastest, times, times * margin))
+    else:
+        relaxed = bounds.relaxation(times, counts, busy_s, cost_s=cost_s)
+    device_of = rounded(times, relaxed.share, type_of, ready_s)
+    if search:
+        rounds = min(_ROUNDS, _ROUNDS_TIMES_JOBS // len(times))
+        device_of = Search(times, type_of, ready_s, cost_s).run(device_of, relaxed.makespan_s, rounds)
+    return Assignment(device_of, relaxed.makespan_s)
+
+
+def rounded(times: np.ndarray, share: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray) -> np.ndarray:
+    """Return the device of each job: of the type with most of its share, the longest job first, where it ends first."""
     types = share.argmax(axis=1)
     seconds = times[np.arange(len(times)), types]
     ends_s, device_of = ready_s.copy(), np.zeros(len(times), int)
@@ -27,14 +58,7 @@ def rounded(times: np.ndarray, share: np.ndarray, type_of: np.ndarray, ready_s: 
 
 
 class Search:
-    """Moves and swaps of jobs between devices that shorten the makespan, or the sum of makespan and costs.
-
-    Args:
-        times: seconds (jobs, types) with set-up, inf where a job cannot run.
-        type_of: type of each device.
-        ready_s: when each device is free, s.
-        cost_s: what a job adds on each type (jobs, types) to the sum that is minimised; None: the makespan alone.
-    """
+    """Moves and swaps of jobs between devices that shorten the makespan, or the sum of makespan and costs."""
 
     def __init__(self, times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray,
                  cost_s: np.ndarray | None = None):
