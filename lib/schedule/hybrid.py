@@ -58,8 +58,10 @@ def hybrid(state: State, predict: Predict, objective: str = "makespan") -> list[
     if not len(state.waiting) and objective not in ("energy", "price"):
         return restarts(state, estimate, memory)
     if objective in ("makespan", "energy", "price"):
-        return assigned_starts(state, estimate, memory, objective)
-    return ordered_starts(state, estimate, objective)
+        starts = assigned_starts(state, estimate, memory, objective)
+    else:
+        starts = ordered_starts(state, estimate, objective)
+    return [*starts, *look_again(state, estimate, starts)]
 
 
 def ordered_starts(state: State, estimate: Estimate, objective: str) -> list[Action]:
@@ -153,7 +155,13 @@ def restarts(state: State, estimate: Estimate, memory: Memory) -> list[Action]:
             idle.free_cores -= state.cores[ran.job, kind]
             memory.moved.add((ran.job, here))
             actions.append(Restart(ran.job, idle.idle(kind).pop(0)))
-    if not actions and state.running and len(state.free):  # look again when the next job is overdue, or more overdue
-        next_s = state.now_s + min(left_s(state, estimate, ran) for ran in state.running)
-        actions.append(Wait("a running job may be overdue", max(next_s, np.nextafter(state.now_s, np.inf))))
-    return actions
+    return actions or look_again(state, estimate, actions)
+
+
+def look_again(state: State, estimate: Estimate, starts: list[Action]) -> list[Action]:
+    """Wait, if no job waits and devices stay idle, until the next job should have ended: it may be overdue then."""
+    if len(starts) < len(state.waiting) or len(starts) >= len(state.free):
+        return []
+    started = [Running(start.job, start.device, state.now_s, 1) for start in starts]
+    next_s = state.now_s + min((left_s(state, estimate, ran) for ran in [*state.running, *started]), default=np.inf)
+    return [Wait("a running job may be overdue", max(next_s, np.nextafter(state.now_s, np.inf)))]
