@@ -1,25 +1,41 @@
-"""The energy of schedules: joules of jobs from a table, else watts times seconds, and of idle devices."""
+"""Energy and price: the joules of a schedule, and what a job costs on each device type where that is the objective."""
 
 import numpy as np
 import pandas as pd
 
+from lib.errors import InputError
 from lib.schedule.problem import Fleet, Problem
+from lib.schedule.state import State
 
 SOURCES = ("measured", "modelled", "assumed")  # the most reliable first; watts of a devices table are assumed
+_LEAST_RATE = 1e-3  # of a second of makespan, as a share of the least cost of all jobs over their time
 
 
-def above_idle_j(times: np.ndarray, joules: np.ndarray | None, fleet: Fleet) -> np.ndarray:
-    """Return the joules of running jobs above idling (jobs, types), by their ``times`` with set-up; NaN if unknown.
+def objective_cost_s(state: State, jobs: np.ndarray, times: np.ndarray, objective: str) -> np.ndarray:
+    """Return what jobs cost on each type (jobs, types), as the seconds of makespan that cost as much.
 
-    ``joules`` (jobs, types) come from a table, without set-up, during which a device idles; NaN: use watts.
+    For ``energy``, a second of makespan costs the idle watts of all devices, and a job its joules above idling; for
+    ``price`` the makespan hardly counts. Raises InputError where watts or prices are missing.
     """
-    by_watts = times * (fleet.busy_w - fleet.idle_w)
-    if joules is None:
-        return by_watts
-    return np.where(np.isnan(joules), by_watts, joules - np.nan_to_num(fleet.idle_w) * (times - fleet.setup_s))
+    fleet, runs = state.fleet, np.isfinite(times)
+    seconds, rate = np.where(runs, times, 0.0), 0.0
+    if objective == "price":
+        cost = seconds * fleet.price_per_hour
+        needed = "price_per_hour of every device type in the devices file"
+    else:
+        cost, idle_w = seconds * (fleet.busy_w - fleet.idle_w), fleet.idle_w
+        if state.joules is not None:  # without set-up, during which a device idles
+            joules, idle_w = state.joules[jobs], np.nan_to_num(idle_w)
+            cost = np.where(np.isnan(joules), cost, joules - idle_w * (seconds - fleet.setup_s))
+        rate = float(fleet.counts @ idle_w)
+        needed = "idle_w and busy_w of every device type in the devices file, or a table of energy with every job"
+    if np.isnan(cost[runs]).any() or np.isnan(rate):
+        raise InputError(f"the objective {objective} needs {needed}")
+    least = np.where(runs, cost, np.inf).min(axis=1).sum() * len(fleet) / times.min(axis=1).sum()
+    return np.where(runs, cost, 0.0) / max(rate, _LEAST_RATE * least, 1e-12)
 
 
-def _attempts(fleet: Fleet, schedule: pd.DataFrame) -> tuple[np.ndarray, ...]:
+def _attempts(fleet: Fleet, schedule: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """Return the device type and the seconds of each attempt."""
     return fleet.type_of[schedule["device_index"].to_numpy(int)], (schedule["end_s"] - schedule["start_s"]).to_numpy(float)
 
