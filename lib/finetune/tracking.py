@@ -1,8 +1,8 @@
 """A run in MLflow: its config, and the metrics of each epoch and of the test.
 
-The store is ``MLFLOW_TRACKING_URI``, or else SQLite in data/mlflow, beside the registry of layer models. A store
-that cannot be used is refused before a run trains. What cannot be written later is said in one line,
-and the run goes on: ``history.csv`` has the same numbers.
+The store is ``MLFLOW_TRACKING_URI``, or else SQLite in data/mlflow, beside the registry of layer
+models. A store that cannot be used is refused before a run trains. What cannot be written later is
+said in one line, and the run goes on: ``history.csv`` has the same numbers.
 """
 
 import logging
@@ -34,7 +34,7 @@ class TrackedRun:
     def __init__(self, folder: Path, experiment: str, config: Mapping[str, Any]):
         uri = store_uri()
         with refused(f"MLflow's store {uri} cannot be used: ",
-                     "; repair or move it, or name another by MLFLOW_TRACKING_URI"), \
+                     "; move it, name another by MLFLOW_TRACKING_URI, or set mlflow to false"), \
                 locks.writer(files.folder(paths.DATA / "mlflow") / "mlflow.db", _WAIT_S):
             self._client = _client(uri)
             self.id = self._existing(folder / RUN_ID) or self._new(folder, experiment, config)
@@ -83,7 +83,7 @@ class TrackedRun:
 
 
 def _client(uri: str) -> Any:
-    """Return MLflow's client of a store, without telemetry and log lines unless the environment asks for them."""
+    """Return MLflow's client of a store, without telemetry and log lines."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
