@@ -5,9 +5,11 @@ models. A store that cannot be used is refused before a run trains. What cannot 
 said in one line, and the run goes on: ``history.csv`` has the same numbers.
 """
 
+import contextlib
 import logging
 import math
 import os
+import sqlite3
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +21,8 @@ from lib.errors import one_line, refused
 RUN_ID = "mlflow_run_id"
 _LONGEST = 6000  # characters of a parameter that MLflow takes
 _WAIT_S = 60.0  # for another process that makes the same store
-_QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "WARNING"}
+_USUAL = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "WARNING",
+          "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}  # a server that is away is no reason to wait long
 
 
 def store_uri() -> str:
@@ -83,8 +86,12 @@ class TrackedRun:
 
 
 def _client(uri: str) -> Any:
-    """Return MLflow's client of a store, without telemetry and log lines."""
-    for name, value in _QUIET.items():
+    """Return MLflow's client of a store; MLflow itself would try for minutes to open an SQLite file."""
+    if uri.startswith("sqlite:///"):
+        path = uri.removeprefix("sqlite:///").partition("?")[0]
+        with contextlib.closing(sqlite3.connect(path, timeout=_WAIT_S)) as database:
+            database.execute("BEGIN IMMEDIATE")
+    for name, value in _USUAL.items():
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
 
