@@ -1,7 +1,9 @@
 """Tensors on disk: written in one step, read as data without running code."""
 
 import contextlib
+import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,8 @@ import torch
 
 from lib import files
 from lib.errors import InputError, refused
+
+_NOT_WRITTEN = ("iostream error", "inline_container")  # of a file that torch opens itself
 
 
 def save(content: Any, path: Path) -> Path:
@@ -18,17 +22,29 @@ def save(content: Any, path: Path) -> Path:
     """
     files.folder(path.parent)
     temporary = path.with_name(f".{path.name}.partial")  # one name: what a killed writer leaves, the next one replaces
+    try:
+        with writing(path), open(temporary, "wb") as file:
+            torch.save(content, file)
+        with files.writing(path):
+            os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+    return path
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what torch raises where a file cannot be written into an InputError that names ``path``."""
     with files.writing(path):
         try:
-            with open(temporary, "wb") as file:
-                torch.save(content, file)
-            os.replace(temporary, path)
+            yield
         except RuntimeError as error:  # torch's own, of an error of the file
-            raise error.__context__ if isinstance(error.__context__, OSError) else error from None
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                temporary.unlink()
-    return path
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            if not any(sign in str(error) for sign in _NOT_WRITTEN):
+                raise
+            raise OSError(errno.ENOSPC, "torch cannot write it: the disk may be full") from None
 
 
 def load(path: Path) -> Any:
