@@ -27,6 +27,7 @@ class Workers(Protocol):
     """Run tasks on slots: processes of this machine, or actors of a cluster. ``slots`` may grow."""
 
     slots: Sequence[Slot]
+    starting: Sequence[Any]  # what may come back by itself
     notes: list[str]
 
     def start(self, attempt: int, task: str, arguments: dict[str, Any],
@@ -159,7 +160,8 @@ class QueueBackend:
                 events += self._changes()
             if self._closed:
                 raise QueueClosedError
-            if not (events or self._live or self._running or self._arrivals or until_s < np.inf):
+            more = self._live or self._running or self._arrivals or self.workers.starting
+            if not (events or more or until_s < np.inf):
                 return None
             for event in self.workers.poll(0.0 if events else self._patience_s(until_s)):
                 events += self._heard(event)

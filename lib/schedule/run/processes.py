@@ -136,10 +136,10 @@ class ProcessWorkers:
         for device in range(len(slots)):
             self._start_process((device,))
         until = time.monotonic() + READY_S
-        while self._starting() and time.monotonic() < until:
+        while self.starting and time.monotonic() < until:
             self._listen(until - time.monotonic())
-        for process_slots in self._starting():
-            self._lose(process_slots)
+        for devices in self.starting:
+            self._lose(devices)
 
     def _start_process(self, devices: tuple[int, ...]) -> _Process:
         slots = [self.slots[device] for device in devices]
@@ -189,7 +189,9 @@ class ProcessWorkers:
                              "resumes")
         return events
 
-    def _starting(self) -> list[tuple[int, ...]]:
+    @property
+    def starting(self) -> list[tuple[int, ...]]:
+        """Slots whose worker is not ready yet."""
         return [devices for devices, process in self._processes.items() if not process.pid]
 
     def _listen(self, timeout_s: float) -> None:
