@@ -5,7 +5,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +17,6 @@ from lib.schedule.problem import Jobs, Problem
 from lib.schedule.run.processes import TaskEnd
 from lib.schedule.run.queue import CANCELLED, OPEN, TOGETHER, Queue, QueueAwayError, QueueJob
 from lib.schedule.run.slots import Slot, fits, fleet_of, needs
-from lib.schedule.state import Action, Policy, Predict, State
 
 _POLL_S, _AGAIN_S = 0.5, 2.0  # between looks at an open queue, and at a database that is away
 _TRIES = 3
@@ -79,14 +78,14 @@ class QueueBackend:
         time_limit: after which a job is stopped, and counts as failed.
         explain: why a job is placed on a device type, for people.
         reserved: names of slots on which nothing may start now.
-        on_end: called with each job, device type, status and seconds of an attempt that is over.
+        on_end: called with the job, device type, status, seconds and reason of each attempt that is over.
     """
 
     def __init__(self, queue: Queue, workers: Workers, expected_s: Callable[[QueueJob, str], float],
                  clock: Callable[[], float], live: bool = False, time_limit: TimeLimit = TimeLimit(),  # noqa: B008
                  explain: Callable[[QueueJob, str], str] = lambda job, device_type: "",
                  reserved: Callable[[], set[str]] = set,
-                 on_end: Callable[[QueueJob, str, str, float], None] = lambda *end: None):
+                 on_end: Callable[[QueueJob, str, str, float, str], None] = lambda *end: None):
         self.queue, self.workers, self._expected_s, self._clock = queue, workers, expected_s, clock
         self._live, self._time_limit, self._explain = live, time_limit, explain
         self._reserved_names, self._on_end = reserved, on_end
@@ -235,7 +234,7 @@ class QueueBackend:
         if status not in ("retried", "moved", "lost"):
             self._numbers.pop(row.number, None)
         device_type = self.workers.slots[attempt.devices[0]].device_type
-        self._on_end(row, device_type, status, now_s - attempt.begin_s)
+        self._on_end(row, device_type, status, now_s - attempt.begin_s, reason)
 
     def _overdue(self) -> list[Event]:
         """Stop attempts that take too long, such as those of a frozen worker."""
@@ -332,23 +331,3 @@ class QueueBackend:
                     print(f"the queue waits for its database: {error}", file=sys.stderr, flush=True)
                 said = True
                 time.sleep(_AGAIN_S)
-
-
-def with_priorities(policy: Policy, priorities: Callable[[], np.ndarray]) -> Policy:
-    """Return a policy that obeys priorities (one per job), and else decides as ``policy`` does.
-
-    No job starts on a device type while a job of higher priority waits that can run there.
-    """
-    def decide(state: State, predict: Predict) -> list[Action]:
-        rank = priorities()[state.waiting]
-        if len(np.unique(rank)) < 2:
-            return policy(state, predict)
-        table = predict.table.copy()
-        seconds = table[state.waiting]
-        highest = np.where(np.isfinite(seconds), rank[:, None], -np.inf).max(axis=0)
-        shown_s = np.where(rank[:, None] < highest, np.inf, seconds)
-        table[state.waiting] = shown_s
-        shown = np.isfinite(shown_s).any(axis=1)
-        return policy(replace(state, waiting=state.waiting[shown]), Predict(table, predict.sigma))
-
-    return decide

@@ -106,6 +106,10 @@ class Queue:
         with self._one_line(), Session(self.engine, expire_on_commit=False) as session:
             yield session
 
+    def close(self) -> None:
+        """Close all connections."""
+        self.engine.dispose()
+
     # ------------------------------------------------------------------ for whoever has jobs
 
     def submit(self, jobs: Sequence[QueueJob]) -> None:

@@ -12,7 +12,7 @@ from lib import files, store
 from lib.config.base import Positive, Strict, load
 from lib.errors import InputError, choices
 from lib.measure import archive
-from lib.schedule.simulation import trace
+from lib.schedule import trace
 from lib.tables import columns
 
 _SHOWN = 20
