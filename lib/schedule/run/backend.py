@@ -182,7 +182,7 @@ class QueueBackend:
             if any(value < np.inf for value in seconds):
                 self._seconds[job] = seconds
         for seconds in self._seconds:  # of jobs that ended before a node joined
-            seconds += [np.inf] * (len(types) - len(seconds))
+            seconds.extend([np.inf] * (len(types) - len(seconds)))
         self._problem = None
 
     def priorities(self) -> np.ndarray:

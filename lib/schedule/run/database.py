@@ -23,11 +23,13 @@ class Base(DeclarativeBase):
     """Base of the tables of a database."""
 
 
-def open_engine(url: str, wait_s: float = 5.0) -> sa.Engine:
+def open_engine(url: str | Path, wait_s: float = 5.0) -> sa.Engine:
     """Open a database of SQLite (a file, made if it is not there) or PostgreSQL.
 
     ``wait_s`` is the longest wait for a lock. Raises InputError for a URL of neither.
     """
+    if isinstance(url, Path):
+        return _open_sqlite(url, wait_s)
     try:
         parsed = make_url(url)
     except exc.ArgumentError:

@@ -18,7 +18,7 @@ from lib.progress import say, track
 from lib.schedule import bounds, expected, risk
 from lib.schedule.loop import Loop
 from lib.schedule.policies import policy_for
-from lib.schedule.problem import Problem
+from lib.schedule.problem import Jobs, Problem
 from lib.schedule.run import jobs_file, record
 from lib.schedule.run.backend import QueueBackend, TimeLimit, Workers
 from lib.schedule.run.database import leadership, open_engine
@@ -44,13 +44,13 @@ class PreparedJobs:
     notes: Sequence[str] = ()
 
 
-def prepare(path: Path, out: Path, policy: str, objective: str, workers: Workers) -> PreparedJobs:
-    """Read a file of jobs, and probe its workloads on the workers that will run them.
+def prepare(rows: list[QueueJob], jobs: Jobs, out: Path, policy: str, objective: str,
+            workers: Workers) -> PreparedJobs:
+    """Expect how long the jobs of a file take (``jobs_file.read``); probe workloads on the workers.
 
-    Raises InputError for a wrong file, policy or objective, or a job that cannot run there.
+    Raises InputError for a wrong policy or objective, and for a job that cannot run there.
     """
     chosen = policy_for(policy, objective)
-    rows, jobs = jobs_file.read(path, out)
     fleet = fleet_of(workers.slots)
     able = check_fits(jobs, fleet)
     workloads = [(row.job_class, row.devices) for row in rows if "workload" in row.arguments]
@@ -112,7 +112,7 @@ def execute(prepared: PreparedJobs, out: Path,
     """Run jobs, or those of them that have not ended; return attempts, ends, and notes."""
     jobs, types = prepared.problem.jobs.ids, prepared.problem.fleet.types
     seconds = pd.DataFrame(prepared.problem.feasible_s, jobs, types)
-    engine = open_engine(f"sqlite:///{out.absolute() / QUEUE}")
+    engine = open_engine(out / QUEUE)
     with leadership(engine), closing(Queue(engine)) as queue:
         known = queue.jobs()
         if not known:
@@ -180,16 +180,17 @@ def run_trial(jobs: str, workloads: Sequence[str], count: int, job_s: float) -> 
     Returns the record, and its new folder in data/schedule.
     """
     folder = paths.DATA / record.FOLDER
-    out = files.folder(folder / store.fresh_name("trial", lambda name: (folder / name).exists()))
+    out = folder / store.fresh_name("trial", lambda name: (folder / name).exists())
     names = [workload(name).id for name in workloads]
+    given = jobs_file.read(Path(jobs), out) if jobs else None
     with closing(ProcessWorkers(slots_here())) as workers:
-        path = Path(jobs) if jobs else _write_trial(names, count, job_s, workers, out)
-        return run(prepare(path, out, "hybrid", "makespan", workers), out), out
+        rows, table = given or jobs_file.read(_write_trial(names, count, job_s, workers, out), out)
+        return run(prepare(rows, table, out, "hybrid", "makespan", workers), out), out
 
 
 def _write_trial(names: Sequence[str], count: int, job_s: float, workers: Workers, out: Path) -> Path:
     """Write ``jobs.csv``, in turn over workloads, with steps that follow from probes; return it."""
-    probes = probe([(name, 1) for name in names], workers, out / PROBES)
+    probes = probe([(name, 1) for name in names], workers, files.folder(out) / PROBES)
     draw, rows = np.random.default_rng(0), []
     for number in range(count):
         name = names[number % len(names)]

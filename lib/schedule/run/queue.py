@@ -199,9 +199,7 @@ class Queue:
         return max(0.0, *(value for value in row if value is not None), 0.0)
 
     def attempts(self) -> pd.DataFrame:
-        """Return one row per attempt and device: job_id, device, start_s, end_s, attempt, status,
-        reason.
-        """
+        """Return one row per attempt and device."""
         names = ["device", "start_s", "end_s", "attempt", "status", "reason"]
         columns = [QueueJob.job_id, *(getattr(QueueAttempt, name) for name in names)]
         with self.reading() as session:
