@@ -22,7 +22,7 @@ from lib.schedule.problem import Jobs, Problem
 from lib.schedule.run import jobs_file, record
 from lib.schedule.run.backend import QueueBackend, TimeLimit, Workers
 from lib.schedule.run.database import leadership, open_engine
-from lib.schedule.run.jobs_file import PROBES, QUEUE
+from lib.schedule.run.jobs_file import NOTEBOOK, PROBES, QUEUE, WORKLOAD
 from lib.schedule.run.probes import Probes, probe
 from lib.schedule.run.processes import ProcessWorkers
 from lib.schedule.run.queue import Queue, QueueJob
@@ -53,7 +53,7 @@ def prepare(rows: list[QueueJob], jobs: Jobs, out: Path, policy: str, objective:
     chosen = policy_for(policy, objective)
     fleet = fleet_of(workers.slots)
     able = check_fits(jobs, fleet)
-    workloads = [(row.job_class, row.devices) for row in rows if "workload" in row.arguments]
+    workloads = [(row.job_class, row.devices) for row in rows if row.task == WORKLOAD]
     probes = probe(workloads, workers, files.folder(out) / PROBES) if workloads else {}
     earlier = expected.earlier_notebooks()
     known = [[_expect(row, name, probes, earlier) for name in fleet.types] for row in rows]
@@ -73,7 +73,7 @@ def _expect(row: QueueJob, device_type: str, probes: Probes,
             earlier: expected.EarlierRuns) -> expected.Expected:
     """Expect the seconds of a job on a device type."""
     arguments = row.arguments
-    if "path" in arguments:
+    if row.task == NOTEBOOK:
         budget = expected.budget(arguments["path"], arguments["parameters"])
         return expected.expected_s(device_type, (lambda _: budget, earlier.of(arguments["path"])))
     times = probes.get(f"{row.job_class}/{row.devices}/{device_type}", "there are too few devices")
@@ -161,7 +161,7 @@ def _in_time(simulated: Outcome) -> dict[str, float]:
 
 def _keep_durations(prepared: PreparedJobs, attempts: pd.DataFrame, out: Path) -> None:
     """Keep the durations of the notebooks that are done."""
-    notebooks = {row.job_id: row.job_class for row in prepared.rows if "path" in row.arguments}
+    notebooks = {row.job_id: row.job_class for row in prepared.rows if row.task == NOTEBOOK}
     types = {slot.name: slot.device_type for slot in prepared.workers.slots}
     done = attempts[(attempts["status"] == "done") & attempts["job_id"].isin(notebooks)]
     if len(done):

@@ -16,7 +16,8 @@ from lib.schedule.problem import Jobs
 from lib.schedule.run.queue import QueueJob
 from lib.schedule.run.record import FOLDER
 
-TASKS = "lib.schedule.runtime.tasks"
+_TASKS = "lib.schedule.runtime.tasks"
+WORKLOAD, NOTEBOOK, PROBE = f"{_TASKS}:workload", f"{_TASKS}:notebook", f"{_TASKS}:probe"
 QUEUE, PROBES = "queue.sqlite", "probes.json"  # in the folder of a run
 
 
@@ -34,9 +35,8 @@ def read(path: Path, out: Path) -> tuple[list[QueueJob], Jobs]:
             table.loc[row.Index, "notebook"] = name
         else:
             name, arguments = _workload_call(row, path, out.resolve() / "weights")
-        task = "notebook" if row.notebook else "workload"
         rows.append(QueueJob(
-            job_id=row.job_id, task=f"{TASKS}:{task}", arguments=arguments, job_class=name,
+            job_id=row.job_id, task=NOTEBOOK if row.notebook else WORKLOAD, arguments=arguments, job_class=name,
             devices=row.devices, memory_mb=row.memory_mb, cpu_cores=row.cpu_cores,
             arrival_s=row.arrival_s, deadline_s=row.deadline_s if row.deadline_s < np.inf else None))
     return rows, problem_files.jobs_of(table)

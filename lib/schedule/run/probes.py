@@ -10,7 +10,7 @@ import numpy as np
 
 from lib import store
 from lib.schedule.run.backend import Workers
-from lib.schedule.run.jobs_file import TASKS
+from lib.schedule.run.jobs_file import PROBE
 from lib.schedule.run.processes import TaskEnd
 
 _PROBE_S, _LIMIT_S = 2.0, 900.0  # steps that are timed; and a probe, which may fetch data first
@@ -49,7 +49,7 @@ def _run_at_once(names: list[str], places: list[tuple[int, ...]],
     running, ends = {}, defaultdict(list)
     for number, place in enumerate(places):
         name = running[number + 1] = names[number % len(names)]
-        workers.start(number + 1, f"{TASKS}:probe", {"workload": name, "seconds": _PROBE_S}, place)
+        workers.start(number + 1, PROBE, {"workload": name, "seconds": _PROBE_S}, place)
     until = time.monotonic() + _LIMIT_S
     while running and time.monotonic() < until:
         for event in workers.poll(until - time.monotonic()):
