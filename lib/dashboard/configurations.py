@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,17 +111,17 @@ def _check_notebook(values: Mapping[str, Any]) -> Checked:
 
 def form_fields() -> dict[str, dict[str, Any]]:
     """Return the fields of a TrainConfig for a form, by name, as JSON Schema has them, with ``examples`` to choose from."""
-    from lib.finetune import folders, metrics
+    from lib.finetune import metrics
     from lib.finetune.config import TrainConfig
-    from lib.work import losses, medmnist_files
+    from lib.work import losses, medmnist_files, models
 
     schemas = TrainConfig.model_json_schema()["properties"]
     schemas = {name: schemas[name] for name in TrainConfig.model_fields if not TrainConfig.model_fields[name].exclude}
     found = [str(path.parent) for root in data_roots for path in sorted(root.glob("*/train"))]
     schemas["root"]["examples"] = [*found, *(f"{made}:{name}" for made in reversed(_MADE) for name in medmnist_files.info())]
-    schemas["model_flavour"]["examples"] = [*folders.OURS, *folders.TORCHVISION, "google/vit-base-patch16-224-in21k"]
+    schemas["model_flavour"]["examples"] = [*models.names(), "google/vit-base-patch16-224-in21k"]
     schemas["loss_name"]["enum"] = list(losses.LOSSES)
-    measured = metrics.names(schemas["eval_topk"]["default"], math.inf, False)
+    measured = metrics.names(schemas["eval_topk"]["default"])
     schemas["monitor_metric"]["examples"] = [f"val_{name}" for name in measured]
     schemas["device"]["examples"] = ["auto", "cpu", "cuda:0", "mps"]
     return schemas
