@@ -60,7 +60,7 @@ def execute(source: Path, target: Path, parameters: Mapping[str, Any], cwd: Path
                    "--no-progress-bar", "-f", values.name]
         ended = subprocess.run(command, check=False, cwd=paths.ROOT, env=variables, stdin=subprocess.DEVNULL,
                                stdout=subprocess.DEVNULL, stderr=log,
-                               preexec_fn=_end_with_parent if sys.platform == "linux" else None)
+                               preexec_fn=end_with_parent if sys.platform == "linux" else None)
         log.seek(0)
         reason = _reason(partial, ended.returncode, log.read()) if ended.returncode else ""
     with files.writing(target):
@@ -93,7 +93,7 @@ def _literal(path: Path) -> str:
     return str(path.resolve()).replace("{", "{{").replace("}", "}}")
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Ask Linux to end this process when its parent is killed; the kernel then ends by itself."""
     _libc.prctl(_PARENT_DEATH_SIGNAL, signal.SIGTERM)
 
