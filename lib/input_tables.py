@@ -11,8 +11,8 @@ _MOST = 1_000_000_000  # of a whole number
 _LARGEST = 1e12  # of any number: beyond it sums of times lose what is small, and say so to nobody
 
 
-def read(path: Path, columns: tuple[Column, ...], others: bool = False, keys: int = 1):
-    """Read a CSV with typed columns, the first of them (``keys``) its key; what is empty gets its default.
+def read(path: Path, columns: tuple[Column, ...], others: bool = False):
+    """Read a CSV with typed columns, the first of them its key; what is empty gets its default.
 
     More columns are allowed, and left out, only with ``others``. Raises InputError in one line: the file, the column, the row
     by its key, what is there, and what would be right.
@@ -32,7 +32,7 @@ def read(path: Path, columns: tuple[Column, ...], others: bool = False, keys: in
     if not len(cells):
         raise InputError(f"{path} has no row")
     cells = cells.reindex(columns=names, fill_value="").apply(lambda texts: texts.str.strip().str.normalize("NFC"))
-    twice = cells.iloc[:, :keys].duplicated()
+    twice = cells.iloc[:, 0].duplicated()
     frame = pd.DataFrame({column.name: _parsed(cells, column, path, twice) for column in columns})
     defaults = {column.name: column.default for column in columns if column.kind != "text" and column.default is not None}
     return frame.fillna(defaults).astype({column.name: DTYPES[column.kind] for column in columns})

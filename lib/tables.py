@@ -480,14 +480,8 @@ device                text                      where it ran
 start_s               float                     seconds since the schedule's start
 end_s                 float                     when it ended there
 attempt               int >= 1                  from 1
-status                done|failed|retried|moved|lost  how the attempt ended; moved: restarted on another device; lost:
-    not counted, because the run was killed or the disk was full
-
-[throughputs]
-job_type              text                      model and batch size, as published
-devices               int >= 1                  devices that the job uses at once
-device                text                      device type
-steps_per_s           float                     measured training steps a second, without others; 0: does not fit
+status                done|failed|retried|moved|lost|cancelled  how the attempt ended; moved: restarted on another device;
+    lost: not counted, because the run was killed or the disk was full
 
 [whole_networks]
 device                text                      the card, as in params/devices.yaml, or the CPU
@@ -515,12 +509,8 @@ steps                 count? = nan              training steps of the workload
 arrival_s             float = 0.0               when it arrives
 deadline_s            float = inf               when it should have ended; empty: no deadline
 memory_mb             float = 0.0               memory that it needs on its device
-memory_high_mb        float? = nan              high end of the 90 % range of memory_mb; empty: memory is known
 cpu_cores             float = 0.0               host cores needed beside a GPU, or cores of the CPU slot
 devices               int >= 1 = 1              devices of one type that it needs at once; memory and cores are of each
-most_devices          int >= 1 = 1              at most so many, where their number is to be chosen; 1: as many as devices
-user                  text = ""                 whose it is; users share the devices under the objective fair
-weight                float = 1.0               of that user beside the others; the largest of its jobs counts
 
 [devices]
 device                text                      a device, or a group of equal ones

@@ -1,7 +1,7 @@
 """Runs of light jobs cut short, and resumed: ``python -m tests.killed KILLS SEED``. What their test and benchmark share.
 
-A run starts in a fork of this process, in which all is imported already. It is killed within 50 ms of its start: at a random
-moment or, as some windows are narrow, before one of the statements that its journal executes, each in turn. Some runs are not
+A run starts in a fork of this process, in which all is imported already. It is killed within half a second of its start: at a random
+moment or, as some windows are narrow, before one of the statements that its queue executes, each in turn. Some runs are not
 killed, but find that files cannot grow beyond some size, as on a full disk.
 """
 
@@ -10,7 +10,7 @@ import os
 import random
 import resource
 import signal
-import sqlite3
+import sqlite3.dbapi2
 import sys
 import tempfile
 import time
@@ -20,54 +20,73 @@ from pathlib import Path
 
 from tests import python
 
-NAMES, WITHIN_S = ("j0", "j1", "j2", "j3", "j4", "j5"), 0.05
+NAMES, WITHIN_S = ("j0", "j1", "j2", "j3", "j4", "j5"), 0.5
 JOBS = len(NAMES)
-STATEMENTS = 60  # of a journal, as many as a run executes
+STATEMENTS = 99  # of a queue, as many as a run executes
 SIZES = (0, 20, 40, 80)  # KiB that a file may have
 
 
-class Inline:
-    """A worker without a process: it calls a task as it is sent, so that all of a run happens in one process."""
+class InlineWorkers:
+    """Workers without processes: a task is called as it starts, so that all of a run happens in one process."""
 
-    def __init__(self, slot, limits):
-        self.outbox = [("ready", 0)]
+    starting, notes = (), ()
 
-    def send(self, *message):
-        from lib.schedule.runtime.worker_process import Job, _outcome
+    def __init__(self, slots):
+        self.slots, self._ends = slots, []
 
-        if message[0] == "run":
-            self.outbox.append(_outcome(*message[1:], Job("cpu[0-1]", 1)))
+    def start(self, attempt, task, arguments, devices):
+        from lib.schedule.run.processes import call
 
-    def messages(self):
-        messages, self.outbox = self.outbox, []
-        return messages
+        self._ends.append(call(task, arguments, ["cpu"] * len(devices), 1)._replace(attempt=attempt))
 
-    def shut_down(self):
+    def stop(self, attempt):
+        self._ends = [end for end in self._ends if end.attempt != attempt]
+
+    def poll(self, timeout_s):
+        ends, self._ends = self._ends, []
+        return ends
+
+    def close(self):
         pass
 
 
-def prepared(home):
-    """Return jobs that each leave a line in ``home``, on two slots."""
+def two_slots():
+    from lib.schedule.run.slots import Slot
+
+    return [Slot(f"cpu[{number}]", cores=(0,), core_count=1) for number in range(2)]
+
+
+def prepared(rows, workers, policy="fcfs", predicted=0.02, **columns):
+    """Return rows of a queue as prepared jobs; ``predicted`` is a number or seconds (jobs, types)."""
     from dataclasses import replace
 
     import numpy as np
 
-    from lib.schedule.policies import registry
-    from lib.schedule.problem import Jobs
-    from lib.schedule.runtime.executor import PreparedJobs
-    from lib.schedule.runtime.journal import Spec
-    from lib.schedule.runtime.workers import Slot
+    from lib.schedule.policies import policy_for
+    from lib.schedule.problem import Jobs, Problem
+    from lib.schedule.run.jobs import PreparedJobs
+    from lib.schedule.run.slots import fleet_of
 
-    specs = tuple(Spec(name, "tests.light:marked", {"path": str(home / name), "value": 0}) for name in NAMES)
-    slots = (Slot("cpu[0]"), Slot("cpu[1]"))
-    jobs = replace(Jobs.plain(JOBS), ids=NAMES, job_class=np.zeros(JOBS, int))
-    return PreparedJobs(specs, jobs, slots, np.full((JOBS, 1), 0.01), registry.policy("first-come"),
-                        "first-come", Inline)
+    fleet = fleet_of(workers.slots)
+    jobs = replace(Jobs.plain(len(rows)), ids=tuple(row.job_id for row in rows),
+                   devices=np.array([row.devices or 1 for row in rows]), **columns)
+    seconds = np.broadcast_to(predicted, (len(rows), len(fleet.types)))
+    policy = policy_for(policy) if isinstance(policy, str) else policy
+    return PreparedJobs(rows, Problem(jobs, fleet, seconds, seconds), workers, policy, "fcfs")
+
+
+def marked_jobs(home):
+    """Return jobs that each leave a line in ``home``, on two slots."""
+    from lib.schedule.run.queue import QueueJob
+
+    rows = [QueueJob(job_id=name, task="tests.light:marked", devices=1, job_class="marked",
+                     arguments={"path": str(home / name), "value": 0}) for name in NAMES]
+    return prepared(rows, InlineWorkers(two_slots()))
 
 
 def _killed_at(statement):
-    """Let this process be killed before the journal's statement of that number."""
-    connect, left = sqlite3.connect, [statement]
+    """Let this process be killed before the queue's statement of that number."""
+    connect, left = sqlite3.dbapi2.connect, [statement]
 
     def traced(_):
         left[0] -= 1
@@ -79,35 +98,35 @@ def _killed_at(statement):
         base.set_trace_callback(traced)
         return base
 
-    sqlite3.connect = connected
+    sqlite3.dbapi2.connect = connected
 
 
 def _run_in_child(home, folder, statement, size_kib):
     """Run until it ends, is killed, or is refused space in one line."""
     from lib.errors import InputError
-    from lib.schedule.runtime import jobs_file
+    from lib.schedule.run import jobs
 
     if statement is not None:
         _killed_at(statement)
     if size_kib is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size_kib * 1024, resource.RLIM_INFINITY))
     try:
-        jobs_file.run(prepared(home), folder)
+        jobs.run(marked_jobs(home), folder)
     except InputError as error:
-        if size_kib is None or "cannot be written" not in str(error) or "\n" in str(error):
+        if size_kib is None or not any(words in str(error) for words in ("cannot be used", "cannot be written")):
             raise
 
 
 def _state(folder):
     """Return how far a run had come that was cut short, and which of its jobs had ended."""
-    if not (folder / "run.sqlite").exists():
-        return "no journal", set()
-    base = sqlite3.connect(folder / "run.sqlite")
+    if not (folder / "queue.sqlite").exists():
+        return "no queue", set()
+    base = sqlite3.connect(folder / "queue.sqlite")
     try:
-        ended = {name for (name,) in base.execute("SELECT job_id FROM ends")}
+        ended = {name for (name,) in base.execute("SELECT job_id FROM queue_jobs WHERE status = 'done'")}
         return f"{len(ended)} of {JOBS} ended", ended
     except sqlite3.OperationalError:
-        return "empty journal", set()
+        return "empty queue", set()
     finally:
         base.close()
 
@@ -134,17 +153,17 @@ def status_of(call, moment_s):
 
 def trial(home, moment_s=None, statement=None, size_kib=None):
     """Cut a run short and resume it; return how far it had come, and what is wrong."""
-    from lib.schedule.runtime import executor, jobs_file
+    from lib.schedule.run import jobs, jobs_file
 
     folder = home / "run"
     status = status_of(partial(_run_in_child, home, folder, statement, size_kib), moment_s)
     wrong = [] if status in (0, -signal.SIGKILL) else ["it ended with an error other than a refusal in one line"]
-    wrong += [f"{path.name} can be read by others" for path in folder.glob("run.sqlite*") if path.stat().st_mode & 0o77]
+    wrong += [f"{path.name} can be read by others" for path in folder.glob("queue.sqlite*") if path.stat().st_mode & 0o77]
     reached, ended = _state(folder)
-    effects, again = _effects(home, ended), prepared(home)
+    effects = _effects(home, ended)
     try:
         jobs_file.folder_of(Path("jobs.csv"), folder)
-        _, ends, _ = executor.execute(again, folder)
+        _, ends, _ = jobs.execute(marked_jobs(home), folder)
     except Exception as error:  # whatever it is, it is what is looked for
         return reached, [*wrong, f"{type(error).__name__}: {error}"]
     if sorted(ends["job_id"]) != [*NAMES] or set(ends["status"]) != {"done"}:
@@ -157,15 +176,13 @@ def trial(home, moment_s=None, statement=None, size_kib=None):
 
 def run(kills, seed):
     """Kill so many runs, and fill the disk of some more; return how far they had come, and what was wrong."""
-    from lib.schedule.runtime import jobs_file
-    from lib.schedule.runtime.engine import engine
+    from lib.schedule.run import jobs
 
-    engine.TICK_S = 0.002
     draw = random.Random(seed)
-    cuts = [{"statement": number * 2 // 3 % STATEMENTS} if number % 3 else {"moment_s": draw.uniform(0, WITHIN_S)}
+    cuts = [{"statement": number * STATEMENTS // kills} if number % 3 else {"moment_s": draw.uniform(0, WITHIN_S)}
             for number in range(kills)]
     return in_turn(trial, [*cuts, *({"size_kib": size} for size in SIZES)], kills,
-                   lambda top: jobs_file.run(prepared(top), top / "first"))
+                   lambda top: jobs.run(marked_jobs(top), top / "first"))
 
 
 def in_turn(trial, cuts, kills, first):

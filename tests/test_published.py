@@ -7,7 +7,6 @@ import pytest
 from lib import files, paths, store
 from lib.measure import importers
 from lib.measure.published import aiconfigurator
-from lib.schedule import gavel
 from lib.work.graph import spaces
 from tests import output_of, refused
 
@@ -147,18 +146,6 @@ def test_an_import_replaces_an_import_and_nothing_else(swept):
     with refused("is there already and was not imported"):
         importers.bring_in("pytorch-scheduler", swept)
     assert path.read_text() == "of a user"
-
-
-@pytest.mark.parametrize("text", [
-    '{"v100": {"__import__(\'os\')": {"null": 1}}}', "", "[]", '{"v100": {}}',
-    '{"v100": {"(1, 1)": {"null": 1}}}', '{"v100": {"(\'A\', 1)": {"null": NaN}}}',
-    '{"v100": {"(\'A\', 1)": {"null": 1}, "(\'A\', 1)": {"null": 2}}}', '{"v100": {"' + "(" * 5000 + '": {"null": 1}}}',
-    "[" * 100_000])
-def test_throughputs_that_are_none_are_refused_in_one_line(home, text):
-    (home / "given.json").write_text(text)
-    with refused("no throughput file"):
-        gavel.import_table(home / "given.json")
-    assert not paths.IMPORTED.exists()
 
 
 @pytest.mark.parametrize("latency", ["1e-320", "-1"])

@@ -8,9 +8,9 @@ import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lib.schedule.simulation import trace
+from lib.schedule import trace
 
-STATUSES = ("done", "failed", "retried", "moved", "lost")
+STATUSES = ("done", "failed", "retried", "moved", "lost", "cancelled")
 COLOURS = {"good", "bad", "terrible", "black", "grey", "white", "yellow", "olive"}  # names that chrome://tracing knows
 
 

@@ -44,11 +44,7 @@ def _print(tables, what: str = "") -> None:
 def _import(options: argparse.Namespace) -> None:
     from lib.measure import importers
 
-    if options.kind == "gavel":
-        from lib.schedule import gavel
-
-        print("{}: {} rows".format(*gavel.import_table(options.path)))
-    elif options.kind == "aiconfigurator":
+    if options.kind == "aiconfigurator":
         from lib.measure.published import aiconfigurator
 
         written = aiconfigurator.bring_in(options.path)
@@ -85,6 +81,6 @@ def add(verbs) -> None:
              option("--out", "the file to write (default: <machine>.zip)", new_file),
              flag("--with-host-name", "keep the host's name and the folders in paths (default: left out)"))
     add_verb(verbs, _import, "import", "import another machine's bundle, or published measurements",
-             option("kind", choices=("bundle", "neusight", "pytorch-scheduler", "aiconfigurator", "gavel", "timm")),
+             option("kind", choices=("bundle", "neusight", "pytorch-scheduler", "aiconfigurator", "timm")),
              option("path", "file or folder (aiconfigurator: or a wheel; default: as installed)", a_path, nargs="?"),
              flag("--reference", "into data/reference, to be committed, instead of data/imported"))

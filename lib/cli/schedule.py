@@ -23,17 +23,27 @@ def _schedule(options: argparse.Namespace) -> None:
 
 
 def _run_jobs(options: argparse.Namespace) -> bool:
-    from lib.schedule.runtime import jobs_file, local_site, ray_workers, run_record
+    from contextlib import ExitStack, closing
 
-    ray = options.engine == "ray"
-    if options.address and not ray:
+    from lib.schedule.policies import policy_for
+    from lib.schedule.run import jobs, jobs_file, processes, ray, slots
+    from lib.schedule.run import record as records
+
+    if options.address and options.engine != "ray":
         raise InputError("--address is that of a Ray cluster: it goes with --engine ray")
-    with ray_workers.Cluster(options.address) as cluster:
-        out = jobs_file.folder_of(options.jobs, options.out)
-        prepared = jobs_file.prepare(options.jobs, out, options.policy, options.objective, options.slots,
-                                     cluster.site if ray else local_site.local_site)
-        record = jobs_file.run(prepared, out)
-    print(run_record.text(record))
+    policy_for(options.policy, options.objective)
+    out = jobs_file.folder_of(options.jobs, options.out)
+    rows, table = jobs_file.read(options.jobs, out)
+    with ExitStack() as opened:
+        if options.engine == "ray":
+            cluster = opened.enter_context(ray.cluster(options.address))
+            workers = opened.enter_context(closing(ray.RayWorkers(cluster, options.slots)))
+        else:
+            here = slots.slots_here(options.slots)
+            workers = opened.enter_context(closing(processes.ProcessWorkers(here)))
+        prepared = jobs.prepare(rows, table, out, options.policy, options.objective, workers)
+        record = jobs.run(prepared, out)
+    print(records.text(record))
     print(f"{out / 'schedule.csv'}, {out / 'trace.json'}, {_drawn(record, out / 'gantt.svg')}")
     return (record.ends["status"] != "done").any()
 

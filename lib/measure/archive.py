@@ -12,7 +12,7 @@ from lib.config.base import mapping
 from lib.config.definitions import TORCH
 from lib.errors import InputError, choices, entry
 
-NO_MACHINES = ("models", "gavel")  # other folders beside those of machines
+NO_MACHINES = ("models",)  # other folders beside those of machines
 RUNTIMES = "runtimes"  # the campaign of networks in several runtimes
 TRAININGS = ("cpu", "gains", "profiles", "power", "neusight", "aiconfigurator", "timm")  # models --train
 

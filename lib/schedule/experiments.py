@@ -7,12 +7,12 @@ import numpy as np
 import pandas as pd
 
 from lib import csv_files, paths
-from lib.schedule import bounds, portable, risk
-from lib.schedule.policies import registry
+from lib.schedule import bounds, risk
+from lib.schedule.metrics import metrics
+from lib.schedule.policies import missing_device, policy_for
 from lib.schedule.problem import Fleet, Jobs, Problem
-from lib.schedule.runtime import run_record
-from lib.schedule.simulation.events import Outcome, simulate
-from lib.schedule.simulation.metrics import metrics
+from lib.schedule.run import record as run_record
+from lib.schedule.simulate import Outcome, simulate
 from lib.schedule.state import Policy
 
 COLUMNS = ["mix", "seed", "policy", "makespan_s", "lower_bound_s", "ratio", "mean_jct_s", "p99_jct_s",
@@ -39,7 +39,7 @@ def compare(mixes: Mapping[object, Callable[[int], Problem]], policies: Mapping[
             problem = draw(seed)
             bound_s = bounds.makespan_bound(problem) if with_bound else None
             rows += [{"mix": mix, "seed": seed, "policy": name, **metrics(simulate(problem, policy), bound_s)}
-                     for name, policy in policies.items() if not registry.lacks(name, problem.fleet)]
+                     for name, policy in policies.items() if not missing_device(name, problem.fleet)]
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -48,7 +48,7 @@ def compare(mixes: Mapping[object, Callable[[int], Problem]], policies: Mapping[
 def noisy(problem: Problem, sigma: float, seed: int) -> Problem:
     """Multiply every predicted time by its own log-normal error; policies know its spread ``sigma``."""
     errors = np.random.default_rng([seed, 1]).normal(0, 1, problem.actual_s.shape)
-    return problem.with_predictions(problem.actual_s * portable.exp(sigma * errors), sigma)
+    return problem.with_predictions(problem.actual_s * np.exp(sigma * errors), sigma)
 
 
 def drifted(problem: Problem, spread: float | np.ndarray, seed: int, sigma: float = 0.0) -> Problem:
@@ -58,7 +58,7 @@ def drifted(problem: Problem, spread: float | np.ndarray, seed: int, sigma: floa
     """
     classes = len(spread) if np.ndim(spread) else int(problem.jobs.job_class.max()) + 1
     drawn = np.random.default_rng([seed, 3]).normal(0, 1, (classes, problem.predicted_s.shape[1]))
-    factor = portable.exp(drawn * spread)[problem.jobs.job_class]
+    factor = np.exp(drawn * spread)[problem.jobs.job_class]
     return replace(problem, actual_s=problem.predicted_s * factor, sigma=sigma)
 
 
@@ -87,7 +87,7 @@ def deadlines_of_networks(seeds: int, count: int = 12) -> pd.DataFrame:
     """
     table = csv_files.frame(_HELD_OUT)
     usable = (table["mode"] == "infer") & (table["verdict"] != "unusable") & ~table["tuning"].astype(bool)
-    rng, policy, rows = np.random.default_rng(5), registry.policy("first-come"), []
+    rng, policy, rows = np.random.default_rng(5), policy_for("fcfs"), []
     for seed in range(seeds):
         drawn = table[usable].sample(count, random_state=seed)
         predicted, high, measured = (drawn[[f"{name}_ms"]].to_numpy() for name in ("predicted", "high", "latency"))

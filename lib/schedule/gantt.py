@@ -8,7 +8,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-UNFINISHED = {"retried": "#b22222", "failed": "#b22222", "moved": "#c9a227", "lost": "#7a7a7a"}
+UNFINISHED = {"retried": "#b22222", "failed": "#b22222", "moved": "#c9a227", "lost": "#7a7a7a",
+              "cancelled": "#7a7a7a"}
 COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#805ad5", "#b7791f", "#d53f8c",
            "#319795", "#744210", "#4a5568", "#97266d", "#276749", "#2c5282")
 MAX_DEVICES = 24
@@ -25,7 +26,8 @@ def gantt(schedules: Mapping[str, pd.DataFrame], job_classes: Mapping[str, str] 
         class_colours: job class to colour. Classes without one are coloured in order of their first start.
     """
     rows = pd.concat(list(schedules.values()))
-    devices = sorted(set(rows["device"]), key=_natural)[:MAX_DEVICES]
+    every = sorted(set(rows["device"]), key=_natural)
+    devices = every[:MAX_DEVICES]
     classes = rows["job_id"].map(job_classes or {})
     names = classes.dropna().unique().tolist()
     colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)} | dict(class_colours or {})
@@ -37,7 +39,8 @@ def gantt(schedules: Mapping[str, pd.DataFrame], job_classes: Mapping[str, str] 
         _draw(axis, schedule, devices, schedule["job_id"].map(job_classes or {}).map(colours))
         if bound_s is not None:
             axis.axvline(bound_s, color="#333333", linestyle="--", linewidth=1)
-        axis.set_title(title, fontsize=10)
+        shown = f" ({len(devices)} of {len(every)} devices)" if len(every) > len(devices) else ""
+        axis.set_title(f"{title}{shown}", fontsize=10)
     axis.set_xlabel("time, s" if bound_s is None else "time, s (dashed line: lower bound)")
     marks = [Patch(color=colours[name], label=name.replace("$", r"\$")) for name in names[:12]]
     marks += [Patch(facecolor=UNFINISHED[status], hatch="////", edgecolor="white", label=status)

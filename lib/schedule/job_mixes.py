@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from lib.schedule import bounds, portable
+from lib.schedule import bounds
 from lib.schedule.problem import Fleet, Jobs, Problem
 
 
@@ -19,7 +19,7 @@ def draw(rates: pd.DataFrame, fleet: Fleet, count: int, seed: int, load: float =
     """
     rng = np.random.default_rng(seed)
     job_class = rng.integers(len(rates), size=count)
-    fastest_s = portable.exp(rng.uniform(*portable.log(span_s), count))
+    fastest_s = np.exp(rng.uniform(*np.log(span_s), count))
     speed = rates.to_numpy(float)[job_class]
     with np.errstate(divide="ignore"):
         times = fastest_s[:, None] * speed.max(axis=1, keepdims=True) / speed

@@ -27,10 +27,6 @@ class Jobs:
     cpu_cores: np.ndarray
     job_class: np.ndarray
     devices: np.ndarray | None = None  # of one type that a job needs at once; None: one each
-    most_devices: np.ndarray | None = None  # where their number is to be chosen; None: it is not
-    user: np.ndarray | None = None  # number of its user; None: all of one
-    weight: np.ndarray | None = None  # of its user beside the others; None: all alike
-    memory_high_mb: np.ndarray | None = None  # high ends of the 90 % ranges of memory; None: memory is known
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -39,18 +35,6 @@ class Jobs:
     def gang(self) -> np.ndarray:
         """Return how many devices each job needs at once."""
         return np.ones(len(self), int) if self.devices is None else self.devices.astype(int)
-
-    @cached_property
-    def users(self) -> np.ndarray:
-        """Return the number of each job's user."""
-        return np.zeros(len(self), int) if self.user is None else self.user.astype(int)
-
-    @cached_property
-    def user_weights(self) -> np.ndarray:
-        """Return the weight of each user: the largest of its jobs."""
-        weights = np.zeros(self.users.max(initial=-1) + 1)
-        np.maximum.at(weights, self.users, 1.0 if self.weight is None else self.weight)
-        return weights
 
     @cached_property
     def has_gangs(self) -> bool:
@@ -126,33 +110,11 @@ class JobEnergy(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Offers:
-    """The numbers of devices that moldable jobs can run on: ``counts`` (jobs, offers), and the seconds (jobs, offers, types).
-
-    The seconds are inf where a job cannot run, and where it takes no less time than on fewer devices.
-    """
-
-    counts: np.ndarray
-    seconds: np.ndarray
-
-    @classmethod
-    def of(cls, counts: np.ndarray, seconds: np.ndarray) -> "Offers":
-        """Return offers, without those that a smaller one of the same job makes pointless."""
-        order = np.argsort(counts, axis=1, kind="stable")
-        counts, seconds = np.take_along_axis(counts, order, 1), np.take_along_axis(seconds, order[:, :, None], 1)
-        before = np.minimum.accumulate(seconds, axis=1)
-        pointless = np.zeros(seconds.shape, bool)
-        pointless[:, 1:] = seconds[:, 1:] >= before[:, :-1]
-        return cls(counts, np.where(pointless, np.inf, seconds))
-
-
-@dataclass(frozen=True)
 class Problem:
     """Jobs to schedule on a fleet. Times are in seconds, (jobs, types); inf: cannot run there.
 
     ``sigma`` is the spread of the predictions in log time, 0 for exact ones. Without ``energy`` jobs take the watts of
-    their devices. With ``offers`` jobs are moldable, and ``jobs.devices`` and the times are those of the offers chosen.
-    Raises InputError for what cannot be scheduled, naming the first job or column that is wrong.
+    their devices. Raises InputError for what cannot be scheduled, naming the first job or column that is wrong.
     """
 
     jobs: Jobs
@@ -161,31 +123,27 @@ class Problem:
     actual_s: np.ndarray
     sigma: float = 0.0
     energy: JobEnergy | None = None
-    offers: Offers | None = None
 
     def __post_init__(self):
         _check(self)
 
-    @property
+    @cached_property
     def feasible_s(self) -> np.ndarray:
         """Return the predicted seconds (jobs, types), inf wherever a job cannot run: what policies see."""
         return np.where(feasible(self), self.predicted_s, np.inf)
 
-    @property
-    def offered_s(self) -> np.ndarray:
-        """Return the seconds (jobs, offers, types) that moldable jobs offer, inf where there are too few devices."""
-        return np.where(self.offers.counts[:, :, None] <= self.fleet.counts, self.offers.seconds, np.inf)
-
-    def with_offers(self, chosen: np.ndarray) -> "Problem":
-        """Return the problem with the chosen offer of each job (its number)."""
-        jobs = np.arange(len(self.jobs))
-        seconds = self.offers.seconds[jobs, chosen]
-        return replace(self, jobs=replace(self.jobs, devices=self.offers.counts[jobs, chosen]), predicted_s=seconds,
-                       actual_s=seconds)
+    @cached_property
+    def cores(self) -> np.ndarray:
+        """Return the host cores (jobs, types) that a job takes while it runs."""
+        return cores_taken(self.jobs, self.fleet)
 
     def with_predictions(self, predicted_s: np.ndarray, sigma: float = 0.0) -> "Problem":
         """Return the same problem with other predictions."""
         return replace(self, predicted_s=predicted_s, sigma=sigma)
+
+    def with_actual(self, actual_s: np.ndarray) -> "Problem":
+        """Return the same problem with other actual times."""
+        return replace(self, actual_s=actual_s)
 
 
 def cores_taken(jobs: Jobs, fleet: Fleet) -> np.ndarray:
@@ -233,13 +191,6 @@ def _check(problem: Problem) -> None:
                          + f" on {jobs.gang[job]} devices at once" * int(jobs.gang[job] > 1))
     for job in np.flatnonzero(~(jobs.gang >= 1)):
         raise InputError(f"devices of job {jobs.ids[job]!r} is {jobs.gang[job]}: it is a whole number, 1 or more")
-    for user in np.flatnonzero(~(jobs.user_weights > 0)):
-        raise InputError(f"the weight of the user of job {jobs.ids[int((jobs.users == user).argmax())]!r} is "
-                         f"{jobs.user_weights[user]:g}: it is above 0")
-    high_mb = jobs.memory_mb if jobs.memory_high_mb is None else jobs.memory_high_mb
-    for job in np.flatnonzero(~(high_mb >= jobs.memory_mb)):
-        raise InputError(f"memory_high_mb of job {jobs.ids[job]!r} is {high_mb[job]:g}: it is at least its memory_mb, "
-                         f"{jobs.memory_mb[job]:g}")
     for name in ("arrival_s", "memory_mb", "cpu_cores"):
         for job in np.flatnonzero(~(columns[name] >= 0) | np.isinf(columns[name])):
             raise InputError(f"{name} of job {jobs.ids[job]!r} is {columns[name][job]}: it is a number, 0 or more")

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from lib import csv_files, input_tables
+from lib import input_tables
 from lib.errors import InputError, choices
 from lib.schedule.energy import SOURCES
-from lib.schedule.problem import PER_JOB, PER_TYPE, Fleet, JobEnergy, Jobs, Offers, Problem, device_names
+from lib.schedule.problem import PER_JOB, PER_TYPE, Fleet, JobEnergy, Jobs, Problem, device_names
 from lib.tables import TABLES, Column
 
 _MOST_DEVICES = 1_000_000
@@ -22,39 +22,25 @@ def read(times: Path, devices: Path, jobs: Path | None = None, actual: Path | No
          energy: Path | None = None) -> Problem:
     """Read a problem from ``times.csv`` (``job_id``, a column per device type), ``devices.csv`` and optional files.
 
-    With a column ``devices`` in ``times.csv`` jobs are moldable: each row is the time on so many devices at once. Raises
-    InputError in one line that names the file.
+    Raises InputError in one line that names the file.
     """
     fleet = read_fleet(devices)
-    table, offers = _read_offers(times, fleet)
-    if offers is not None and (wrong := "--actual" if actual else "--energy" if energy else ""):
-        raise InputError(f"{times} has a column devices, for jobs whose number of devices is chosen: {wrong} cannot go with it")
+    table = _read_times(times, fleet)
     ids, predicted_s = list(table.index), table.to_numpy(float)
     actual_s, columns = predicted_s, replace(Jobs.plain(len(ids)), ids=tuple(ids))
     if actual is not None:
         actual_s = _in_order(_read_times(actual, fleet), ids, actual, times).to_numpy(float)
-    joules = energy and read_energy(energy, fleet.types, ids, times)
+    joules = None if energy is None else read_energy(energy, fleet.types, ids, times)
     if jobs is not None:
         job_table = read_jobs(jobs)
         if unmatched := sorted(set(ids) ^ set(job_table["job_id"])):
             raise InputError(f"{jobs} and {times} do not name the same jobs: {choices(unmatched[:5])}")
         columns = jobs_of(job_table.set_index("job_id", drop=False).loc[ids])
-        if offers is not None and columns.has_gangs:
-            raise InputError(f"{jobs} and {times} both have devices at once of jobs: {times} offers them by row")
-        if offers is not None and columns.memory_high_mb is not None:
-            raise InputError(f"{jobs} has memory_high_mb, and {times} a column devices, for jobs whose number of devices is "
-                             "chosen: that goes with known memory alone")
-        if offers is None and columns.most_devices is not None:
-            raise InputError(f"{jobs} has most_devices: the times on each number of devices are rows of {times}, with a column "
-                             "devices")
-    problem = Problem(columns, fleet, predicted_s, actual_s, energy=joules, offers=offers)
-    return problem if offers is None else problem.with_offers(np.isfinite(problem.offered_s).any(axis=2).argmax(axis=1))
+    return Problem(columns, fleet, predicted_s, actual_s, energy=joules)
 
 
 def read_high(path: Path, problem: Problem, source: Path) -> np.ndarray:
     """Read ``high.csv``, like ``times.csv``: the high ends of 90 % ranges in s (jobs, types), inf where a cell is empty."""
-    if problem.offers is not None:
-        raise InputError(f"{source} has a column devices, for jobs whose number of devices is chosen: --high cannot go with it")
     return _in_order(_read_times(path, problem.fleet), list(problem.jobs.ids), path, source).to_numpy(float)
 
 
@@ -89,12 +75,8 @@ def read_jobs(path: Path) -> pd.DataFrame:
 def jobs_of(table: pd.DataFrame) -> Jobs:
     """Return the jobs of a table ``jobs``; jobs of one workload or one notebook are of one class."""
     classes = table["workload_id"].where(table["workload_id"] != "", table["notebook"])
-    moldable, high_mb = table["most_devices"] > table["devices"], table["memory_high_mb"]
     return Jobs(tuple(table["job_id"]), **{name: table[name].to_numpy(float) for name in PER_JOB},
-                job_class=pd.factorize(classes.where(classes != ""))[0], devices=table["devices"].to_numpy(int),
-                most_devices=table[["devices", "most_devices"]].max(axis=1).to_numpy(int) if moldable.any() else None,
-                user=pd.factorize(table["user"])[0], weight=table["weight"].to_numpy(float),
-                memory_high_mb=high_mb.fillna(table["memory_mb"]).to_numpy(float) if high_mb.notna().any() else None)
+                job_class=pd.factorize(classes.where(classes != ""))[0], devices=table["devices"].to_numpy(int))
 
 
 def read_fleet(path: Path) -> Fleet:
@@ -129,24 +111,7 @@ def _read_times(path: Path, fleet: Fleet) -> pd.DataFrame:
     return table[list(fleet.types)].fillna(np.inf)
 
 
-def _read_offers(path: Path, fleet: Fleet) -> tuple[pd.DataFrame, Offers | None]:
-    """Return the times of each job, and what moldable jobs offer where the file has a column ``devices``."""
-    if "devices" not in next(csv_files.rows(csv_files.text(path), path)) or "devices" in fleet.types:
-        return _read_times(path, fleet), None
-    count = next(column for column in TABLES["jobs"] if column.name == "devices")
-    table = _read_by_type(path, fleet.types, "seconds on so many devices of this type at once", _SHORTEST_S, count, keys=2)
-    (job, ids), offer = pd.factorize(table.index), table.groupby(level=0).cumcount()
-    counts = np.ones((len(ids), offer.max() + 1), int)
-    seconds = np.full((*counts.shape, len(fleet.types)), np.inf)
-    counts[job, offer], seconds[job, offer] = table["devices"], table[list(fleet.types)].fillna(np.inf)
-    return pd.DataFrame(seconds.min(axis=1), ids, fleet.types), Offers.of(counts, seconds)
-
-
-def _read_by_type(path: Path, types: Sequence[str], meaning: str, least: float, *more: Column, keys: int = 1) -> pd.DataFrame:
-    """Return by job one number per device type, at least ``least``, NaN where a cell is empty, and ``more`` columns.
-
-    Of ``keys`` the second is the first of ``more``.
-    """
+def _read_by_type(path: Path, types: Sequence[str], meaning: str, least: float, *more: Column) -> pd.DataFrame:
+    """Return by job one number per device type, at least ``least``, NaN where a cell is empty, and ``more`` columns."""
     numbers = tuple(Column(name, "float", meaning, least, empty=True) for name in types)
-    columns = (TABLES["jobs"][0], *more[:keys - 1], *numbers, *more[keys - 1:])
-    return input_tables.read(path, columns, others=True, keys=keys).set_index("job_id")
+    return input_tables.read(path, (TABLES["jobs"][0], *numbers, *more), others=True).set_index("job_id")

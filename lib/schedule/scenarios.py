@@ -21,7 +21,7 @@ from lib.predict import registry, steps
 from lib.predict.advice import advise
 from lib.predict.networks import step
 from lib.progress import track
-from lib.schedule import job_mixes, portable, problem_files
+from lib.schedule import job_mixes, problem_files
 from lib.schedule.problem import Fleet, JobEnergy, Problem
 
 PHASE_COLUMNS = [f"{name}_ms" for name in step.STEP_PHASES]
@@ -99,7 +99,7 @@ def by_device(times: pd.DataFrame, scenario: Scenario, column: str = "step_ms") 
 def time_spread(times: pd.DataFrame, scenario: Scenario) -> np.ndarray:
     """Return the standard deviation of log times (classes, types) that the intervals state; 0 if measured."""
     low, high = by_device(times, scenario, "low_ms"), by_device(times, scenario, "high_ms")
-    return np.nan_to_num(portable.log((high / low).to_numpy(float)) / (2 * _STANDARD_DEVIATIONS))
+    return np.nan_to_num(np.log((high / low).to_numpy(float)) / (2 * _STANDARD_DEVIATIONS))
 
 
 def fleet(scenario: Scenario) -> Fleet:

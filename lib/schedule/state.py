@@ -1,23 +1,20 @@
 """What a policy sees (State, Predict) and what it answers (Start, Restart, Wait), in simulations and real runs alike.
 
-A policy is a function ``policy(state, predict) -> list of Start | Restart | Wait``. It has no hidden state: what it
-remembers between calls is an object in ``state.memory``, which is empty when a run resumes. ``predict`` is inf wherever a job
-cannot run.
+A policy is a function ``policy(state, predict) -> list of Start | Restart | Wait``. A State is made anew for each decision; what
+a policy wants to remember between decisions it keeps in ``state.memory``, which is empty when a run resumes.
 """
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from itertools import islice
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
-from lib.errors import InputError, choices
-from lib.schedule.problem import Fleet, Jobs, cores_taken
+from lib.errors import InputError
+from lib.schedule.problem import Fleet, Jobs
 
-Memory = TypeVar("Memory")
-_SLACK = 1e-9  # cores: sums of fractions are rounded
+SLACK = 1e-9  # cores: sums of fractions are rounded
 
 
 class PolicyError(InputError):
@@ -25,7 +22,7 @@ class PolicyError(InputError):
 
 
 class Start(NamedTuple):
-    """Start a waiting job on a free device, a gang also on the ``others``, of the same type."""
+    """Start a waiting job on an idle device; a gang also on ``others``, of the same type."""
 
     job: int
     device: int
@@ -33,7 +30,7 @@ class Start(NamedTuple):
 
 
 class Restart(NamedTuple):
-    """Stop a running job, which loses its work, and start it again on a free device."""
+    """Stop a running job, which loses its work, and start it again on an idle device."""
 
     job: int
     device: int
@@ -50,7 +47,7 @@ Action = Start | Restart | Wait
 
 
 class Running(NamedTuple):
-    """A job that runs."""
+    """A job on one of its devices."""
 
     job: int
     device: int
@@ -59,173 +56,113 @@ class Running(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """A job that ended well: its device type, and the seconds it took there."""
+    """All jobs that ended well so far, as aligned arrays; ``seconds`` on the device, set-up included."""
 
-    job: int
-    device_type: int
-    seconds: float
+    job: np.ndarray
+    device_type: np.ndarray
+    seconds: np.ndarray
 
 
 class Predict:
-    """Predicted seconds (jobs, types), inf where a job cannot run; ``sigma`` is their spread in log time."""
+    """Predicted seconds (jobs, types) in ``table``, inf where a job cannot run; ``sigma`` is their spread in log time."""
 
     def __init__(self, table: np.ndarray, sigma: float = 0.0):
         self.table, self.sigma = table, sigma
-        self._rows = table.tolist()
+
+    @cached_property
+    def mean_s(self) -> np.ndarray:
+        """Mean seconds of each job over the types that can run it."""
+        able = np.isfinite(self.table)
+        return np.where(able, self.table, 0.0).sum(axis=1) / able.sum(axis=1)
 
     def __call__(self, job: int, device_type: int) -> float:
         """Return the seconds of one job on one device type; inf where it cannot run."""
-        return self._rows[job][device_type]
+        return float(self.table[job, device_type])
 
 
+def _nothing() -> Finished:
+    return Finished(np.empty(0, int), np.empty(0, int), np.empty(0))
+
+
+@dataclass
 class State:
-    """The jobs and devices at one moment, at first before any job arrived. Policies only write to ``memory``.
+    """The jobs and devices at one moment. Jobs, devices and types are numbers: rows of ``jobs``, ``fleet`` and their tables.
 
-    ``waiting`` has the jobs, ``free`` the free devices of each type, as keys in their order; ``running`` is by device.
-    ``arrived``, ``started`` (devices), ``freed`` and ``finished`` list the changes since the last call; a failed job that may
-    be tried again arrives again. ``expected`` jobs are still to arrive (0 if unknown). ``joules`` is the energy of each job on
-    each type (jobs, types), NaN if unknown (None: use watts). ``memory`` has a policy's objects by their class. ``refined_s``
-    is the time spent in ``refining`` since the engine last reset it.
-    ``type_of`` (devices), ``setup_s`` and ``counts`` (types) are columns of the fleet as lists.
+    ``waiting``: jobs in the order of their arrival. ``free``: idle devices in the order of the fleet. ``running``: one entry
+XX
     """
 
-    def __init__(self, jobs: Jobs, fleet: Fleet):
-        self.jobs, self.fleet, self.now_s, self.expected, self.refined_s = jobs, fleet, 0.0, 0, 0.0
-        self.type_of, self.setup_s, self.counts = fleet.type_of.tolist(), fleet.setup_s.tolist(), fleet.counts.tolist()
-        self.waiting, self.running, self.free, self.memory = {}, {}, [{} for _ in fleet.types], {}
-        for device, device_type in reversed(list(enumerate(self.type_of))):
-            self.free[device_type][device] = None
-        self.free_cores, self._cores = fleet.host_cores, cores_taken(jobs, fleet)
-        self.arrived, self.started, self.freed, self.finished = [], [], [], []
-        self.joules = None
+    jobs: Jobs
+    fleet: Fleet
+    waiting: np.ndarray
+    free: np.ndarray
+    cores: np.ndarray
+    now_s: float = 0.0
+    running: list[Running] = field(default_factory=list)
+    finished: Finished = field(default_factory=_nothing)
+    free_cores: float = np.inf
+    expected: int = 0
+    joules: np.ndarray | None = None
+    memory: dict = field(default_factory=dict)
 
-    def recall(self, kind: type[Memory], create: Callable[[], Memory]) -> tuple[Memory, list[int]]:
-        """Return the policy's object of a class, created at the first call, and the waiting jobs that it has not seen."""
-        new = self.arrived if kind in self.memory else list(self.waiting)
-        if kind not in self.memory:
-            self.memory[kind] = create()
-        return self.memory[kind], new
+    @property
+    def type_of(self) -> np.ndarray:
+        """Type of each device."""
+        return self.fleet.type_of
 
-    def idle(self, device_type: int, most: float = np.inf) -> list[int]:
-        """Return free devices of a type, ``most`` of them or all: in the fleet's order, the one freed last first."""
-        free = self.free[device_type]
-        return list(islice(reversed(free), min(most, len(free))))  # going on past the last would visit every removed key
+    @property
+    def counts(self) -> np.ndarray:
+        """Number of devices of each type."""
+        return self.fleet.counts
 
-    def cores(self, job: int, device_type: int) -> float:
-        """Return the host cores that a job takes on a device type (``problem.cores_taken``)."""
-        return self._cores.item(job, device_type)
+    @property
+    def setup_s(self) -> np.ndarray:
+        """Seconds of set-up on each type."""
+        return self.fleet.setup_s
+
+    def idle(self, device_type: int) -> np.ndarray:
+        """Return the idle devices of a type."""
+        return self.free[self.type_of[self.free] == device_type]
 
     def worked_s(self, ran: Running) -> float:
         """Return for how long a running job has worked, without its set-up, during which this is negative."""
         return self.now_s - ran.start_s - self.setup_s[self.type_of[ran.device]]
 
-    # ------------------------------------------------------------------------------------------ for engines
-
-    def obstacle(self, job: int, devices: Sequence[int], predict: Predict) -> str:
-        """Return why a job cannot start on devices now; empty if it can."""
-        device_type = self.type_of[devices[0]]
-        possible = {"it is not waiting": job in self.waiting,
-                    "it needs another number of devices at once": len(set(devices)) == self.jobs.gang[job],
-                    "not all are free, and of one type": self.free[device_type].keys() >= set(devices),
-                    "it cannot run there": predict(job, device_type) < np.inf,
-                    "too few cores of the host are free": CoreBudget(self).has(job, device_type)}
-        return next((reason for reason, holds in possible.items() if not holds), "")
-
-    def check_start(self, job: int, devices: Sequence[int], predict: Predict) -> None:
-        """Raise PolicyError if a job cannot start on devices now."""
-        if obstacle := self.obstacle(job, devices, predict):
-            names = choices(self.fleet.names[device] for device in devices)
-            raise PolicyError(f"the policy started job {self.jobs.ids[job]} on {names}: {obstacle}")
-
-    def abandoned(self) -> PolicyError:
-        """Return the error of a policy that leaves jobs waiting though nothing more will happen."""
-        names = choices(self.jobs.ids[job] for job in list(self.waiting)[:3])
-        return PolicyError(f"the policy left {len(self.waiting)} jobs waiting for ever, such as {names}")
-
-    def start(self, job: int, devices: Sequence[int], attempt: int) -> None:
-        """Move a job from waiting to running."""
-        device_type = self.type_of[devices[0]]
-        del self.waiting[job]
-        for device in devices:
-            del self.free[device_type][device]
-            self.running[device] = Running(job, device, self.now_s, attempt)
-            self.started.append(device)
-            self.free_cores -= self.cores(job, device_type)
-
-    def stop(self, device: int) -> Running:
-        """Free a device; return what ran there."""
-        ran, device_type = self.running.pop(device), self.type_of[device]
-        self.enable(device)
-        self.free_cores += self.cores(ran.job, device_type)
-        return ran
-
-    def arrive(self, job: int) -> None:
-        """Let a job wait, as news to the policy."""
-        self.waiting[job] = None
-        self.arrived.append(job)
-
-    def finish(self, ran: Running, seconds: float) -> None:
-        """Note that a job, which has been stopped, ended well."""
-        self.finished.append(Finished(ran.job, self.type_of[ran.device], seconds))
-
-    def disable(self, device: int) -> None:
-        """Take away a free device that cannot run anything for now."""
-        self.free[self.type_of[device]].pop(device, None)
-        if device in self.freed:
-            self.freed.remove(device)
-
-    def enable(self, device: int) -> None:
-        """Add a device that can run something again."""
-        self.free[self.type_of[device]][device] = None
-        self.freed.append(device)
-
-    def clear_news(self) -> None:
-        """Empty the lists of changes, after the policy has seen them."""
-        for news in (self.arrived, self.started, self.freed, self.finished):
-            news.clear()
+    def ready_s(self, predict: Predict) -> np.ndarray:
+        """Return in how many seconds each device is expected to be idle: 0 for idle and for overdue ones."""
+        ready = np.zeros(len(self.fleet))
+        for ran in self.running:
+            ready[ran.device] = max(0.0, predict(ran.job, self.type_of[ran.device]) - self.worked_s(ran))
+        return ready
 
 
-class CoreBudget:
-    """The host cores that are left while a policy collects its ``actions``, and the jobs that ``started``."""
+class Starts(list):
+    """The actions that a policy collects; it counts the host cores and the devices that are left."""
 
     def __init__(self, state: State):
-        self._state, self.left, self.actions, self.started = state, state.free_cores, [], set()
+        self._state, self.free_cores = state, state.free_cores
+        self._idle = [state.idle(device_type).tolist() for device_type in range(len(state.counts))]
 
-    def fits(self, cores: float) -> bool:
-        """Return whether so many cores are left."""
-        return cores <= self.left + _SLACK
+    def enough(self, cores: np.ndarray) -> np.ndarray:
+        """Return where so many host cores are still free."""
+        return cores <= self.free_cores + SLACK
 
-    def has(self, job: int, device_type: int) -> bool:
-        """Return whether enough cores are left for a job on a device type."""
-        return self.fits(self._state.cores(job, device_type))
+    def fits(self, job: int, device_type: int) -> bool:
+        """Return whether the host cores that a job takes on a type are still free."""
+        return bool(self.enough(self._state.cores[job, device_type] * self._state.jobs.gang[job]))
 
-    def take(self, job: int, device_type: int) -> bool:
-        """Reserve the cores of a job on a device type; False if too few are left."""
-        cores = self._state.cores(job, device_type)
-        if enough := cores <= self.left + _SLACK:
-            self.left -= cores
-        return enough
+    def idle(self, device_type: int) -> list[int]:
+        """Return the devices of a type that are still idle."""
+        return self._idle[device_type]
 
-    def start(self, job: int, device: int) -> bool:
-        """Collect the start of a job on a device; False if too few cores are left."""
-        if enough := self.take(job, self._state.type_of[device]):
-            self.started.add(job)
-            self.actions.append(Start(job, device))
-        return enough
-
-    def waits(self, entry: Sequence) -> bool:
-        """Return whether the job of an entry, its last element, still waits."""
-        return entry[-1] in self._state.waiting and entry[-1] not in self.started
-
-
-@contextmanager
-def refining(state: State) -> Iterator[None]:
-    """Add the seconds within to ``state.refined_s``: engines report planning anew apart from plain decisions."""
-    begin = time.perf_counter()
-    try:
-        yield
-    finally:
-        state.refined_s += time.perf_counter() - begin
+    def start(self, job: int, devices: Sequence[int]) -> None:
+        """Start a job on idle devices of one type."""
+        device, *others = (int(device) for device in devices)
+        device_type = self._state.type_of[device]
+        self.free_cores -= self._state.cores[job, device_type] * len(devices)
+        for taken in (device, *others):
+            self._idle[device_type].remove(taken)
+        self.append(Start(int(job), device, tuple(others)))
 
 
 Policy = Callable[[State, Predict], list[Action]]

@@ -6,7 +6,8 @@ from lib import store
 
 _US = 1e6
 _PROCESS, _FIRST = 1, 2  # thread 0 would be the idle thread, and the process' number the main one
-_COLOURS = {"done": "good", "failed": "terrible", "retried": "bad", "moved": "yellow", "lost": "grey"}
+_COLOURS = {"done": "good", "failed": "terrible", "retried": "bad", "moved": "yellow", "lost": "grey",
+            "cancelled": "grey"}
 
 
 def encoded(schedule: pd.DataFrame, name: str) -> bytes:

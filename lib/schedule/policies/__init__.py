@@ -1,1 +1,0 @@
-"""Scheduling policies: baselines, their queues, and ``hybrid``."""

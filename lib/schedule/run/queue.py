@@ -1,0 +1,216 @@
+"""The queue: one row per job and one per attempt, in SQLite or PostgreSQL.
+
+A change of a state is one conditional UPDATE, so each job ends once, whoever else changes its row.
+Times are in seconds of the leader's clock. One process leads (``database.leadership``); others may
+submit, cancel and reorder at any time.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pandas as pd
+import sqlalchemy as sa
+from sqlalchemy import exc, select, update
+from sqlalchemy.orm import Mapped, Session, mapped_column
+
+from lib.errors import InputError, one_line
+from lib.schedule.run.database import AWAY, Base
+
+QUEUED, RUNNING, DONE, FAILED, CANCELLED = "queued", "running", "done", "failed", "cancelled"
+OPEN, ENDS = (QUEUED, RUNNING), (DONE, FAILED, CANCELLED)
+TOGETHER = " + "  # between the devices of an attempt
+
+
+class QueueJob(Base):
+    """A job: the call that it is, where it may run, and what became of it."""
+
+    __tablename__ = "queue_jobs"
+    number: Mapped[int] = mapped_column(primary_key=True)  # in the order of submission
+    job_id: Mapped[str] = mapped_column(unique=True)
+    task: Mapped[str]  # package.module:function
+    arguments: Mapped[dict[str, Any]] = mapped_column(sa.JSON)
+    job_class: Mapped[str] = mapped_column(default="")  # jobs of one class are alike
+    devices: Mapped[int] = mapped_column(default=1)  # of one type at once
+    device_types: Mapped[list[str] | None] = mapped_column(sa.JSON)  # None: any type
+    priority: Mapped[int] = mapped_column(default=0)  # the highest first
+    memory_mb: Mapped[float] = mapped_column(default=0.0)
+    cpu_cores: Mapped[float] = mapped_column(default=0.0)
+    arrival_s: Mapped[float] = mapped_column(default=0.0)
+    deadline_s: Mapped[float | None]
+    status: Mapped[str] = mapped_column(default=QUEUED, index=True)
+    cancel: Mapped[bool] = mapped_column(default=False)  # somebody wants it to stop
+    attempt: Mapped[int] = mapped_column(default=0)  # the latest
+    device: Mapped[str] = mapped_column(default="")
+    start_s: Mapped[float | None]  # of the latest attempt
+    end_s: Mapped[float | None]
+    predicted_s: Mapped[float | None]
+    placement: Mapped[str] = mapped_column(default="")  # why it runs there
+    reason: Mapped[str] = mapped_column(default="")  # why it failed, or waits again
+    result: Mapped[dict[str, Any] | None] = mapped_column(sa.JSON)
+
+
+class QueueAttempt(Base):
+    """An attempt of a job; its status is running, done, failed, cancelled, retried, moved or lost."""
+
+    __tablename__ = "queue_attempts"
+    number: Mapped[int] = mapped_column(sa.ForeignKey(QueueJob.number), primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True)
+    device: Mapped[str]
+    start_s: Mapped[float]
+    end_s: Mapped[float | None]
+    status: Mapped[str] = mapped_column(default=RUNNING)
+    reason: Mapped[str] = mapped_column(default="")
+
+
+class QueueAwayError(InputError):
+    """The database cannot be reached or written; that may pass, and no job is to blame."""
+
+
+class Queue:
+    """The queue in a database; methods raise QueueAwayError, or InputError for a damaged file."""
+
+    def __init__(self, engine: sa.Engine):
+        self.engine = engine
+        with self._one_line():
+            Base.metadata.create_all(engine, [QueueJob.__table__, QueueAttempt.__table__])
+
+    @contextmanager
+    def _one_line(self) -> Iterator[None]:
+        where = self.engine.url.render_as_string(hide_password=True)
+        where = where.removeprefix("sqlite:///file:").partition("?")[0]
+        try:
+            yield
+        except exc.IntegrityError as error:
+            raise InputError(f"{where}: a job of this name was submitted before "
+                             f"({one_line(error.orig)})") from None
+        except AWAY as error:
+            why = one_line(getattr(error, "orig", None) or error)
+            raise QueueAwayError(f"{where} cannot be used ({why}); all that was written before is "
+                                 "kept: the same call again resumes") from None
+        except exc.DatabaseError as error:
+            raise InputError(f"{where} is no queue of jobs, or is damaged ({one_line(error.orig)}); "
+                             "name another") from None
+
+    @contextmanager
+    def writing(self) -> Iterator[Session]:
+        """Open a session that is committed at the end, or rolled back when the block raises."""
+        with self._one_line():
+            engine = self.engine.execution_options(writes=True)
+            with Session(engine, expire_on_commit=False) as session, session.begin():
+                yield session
+
+    @contextmanager
+    def reading(self) -> Iterator[Session]:
+        """Open a session that only reads."""
+        with self._one_line(), Session(self.engine, expire_on_commit=False) as session:
+            yield session
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.engine.dispose()
+
+    # ------------------------------------------------------------------ for whoever has jobs
+
+    def submit(self, jobs: Sequence[QueueJob]) -> None:
+        """Add jobs to the queue; all of them or none."""
+        with self.writing() as session:
+            session.add_all(jobs)
+
+    def cancel(self, job_id: str) -> bool:
+        """Cancel a waiting job, or ask for a running one to be stopped; False if it has ended."""
+        job = update(QueueJob).where(QueueJob.job_id == job_id)
+        with self.writing() as session:
+            waits = job.where(QueueJob.status == QUEUED).values(status=CANCELLED, cancel=True)
+            runs = job.where(QueueJob.status == RUNNING).values(cancel=True)
+            return session.execute(waits).rowcount == 1 or session.execute(runs).rowcount == 1
+
+    def reorder(self, job_id: str, priority: int) -> bool:
+        """Set the priority of a job that has not ended; False if it has."""
+        job = update(QueueJob).where(QueueJob.job_id == job_id, QueueJob.status.in_(OPEN))
+        with self.writing() as session:
+            return session.execute(job.values(priority=priority)).rowcount == 1
+
+    # ------------------------------------------------------------------ for the leader
+
+    def recover(self, again: Callable[[str], bool] = lambda reason: False) -> None:
+        """Queue again what a leader that is gone left running, and failures whose reason may pass."""
+        with self.writing() as session:
+            lost = update(QueueAttempt).where(QueueAttempt.status == RUNNING)
+            session.execute(lost.values(status="lost", end_s=QueueAttempt.start_s,
+                                        reason="the run was killed"))
+            numbers = list(session.scalars(select(QueueJob.number).where(QueueJob.status == RUNNING)))
+            failed = select(QueueJob.number, QueueJob.reason).where(QueueJob.status == FAILED)
+            numbers += [number for number, reason in session.execute(failed) if again(reason)]
+            session.execute(update(QueueJob).where(QueueJob.number.in_(numbers)).values(
+                status=QUEUED, device="", reason="the run was killed", end_s=None))
+
+    def jobs(self, *conditions: Any) -> list[QueueJob]:
+        """Return the jobs for which conditions hold, in the order of submission."""
+        with self.reading() as session:
+            rows = select(QueueJob).where(*conditions).order_by(QueueJob.number)
+            return list(session.scalars(rows))
+
+    def open_jobs(self) -> dict[int, tuple[bool, int]]:
+        """Return of each job that has not ended whether it shall be cancelled, and its priority."""
+        with self.reading() as session:
+            rows = session.execute(select(QueueJob.number, QueueJob.cancel, QueueJob.priority).where(
+                QueueJob.status.in_(OPEN)).order_by(QueueJob.number))
+            return {number: (cancel, priority) for number, cancel, priority in rows}
+
+    def start(self, number: int, device: str, at_s: float, predicted_s: float | None = None,
+              placement: str = "") -> int:
+        """Begin an attempt of a waiting job; return its number, 0 if the job no longer waits."""
+        job = QueueJob.number == number
+        with self.writing() as session:
+            begun = session.execute(update(QueueJob).where(job, QueueJob.status == QUEUED).values(
+                status=RUNNING, attempt=QueueJob.attempt + 1, device=device, start_s=at_s,
+                predicted_s=predicted_s, placement=placement))
+            if not begun.rowcount:
+                return 0
+            attempt = session.scalar(select(QueueJob.attempt).where(job))
+            session.add(QueueAttempt(number=number, attempt=attempt, device=device, start_s=at_s))
+            return attempt
+
+    def end(self, number: int, attempt: int, at_s: float, status: str, reason: str = "",
+            result: dict[str, Any] | None = None) -> bool:
+        """End an attempt, and the job unless it waits again (status retried, moved or lost).
+
+        Attempt 0 ends a waiting job. Returns False if the job was ended before.
+        """
+        state = RUNNING if attempt else QUEUED
+        job = update(QueueJob).where(QueueJob.number == number, QueueJob.status == state)
+        values = {"reason": reason, "status": QUEUED}
+        if status in ENDS:
+            values |= {"status": status, "end_s": at_s, "result": result}
+        row = update(QueueAttempt).where(QueueAttempt.number == number,
+                                         QueueAttempt.attempt == attempt)
+        with self.writing() as session:
+            session.execute(row.values(end_s=at_s, status=status, reason=reason))
+            return session.execute(job.values(**values)).rowcount == 1
+
+    # ------------------------------------------------------------------ for records
+
+    def last_s(self) -> float:
+        """Return the time of the latest change."""
+        with self.reading() as session:
+            row = session.execute(select(sa.func.max(QueueAttempt.start_s),
+                                         sa.func.max(QueueAttempt.end_s))).one()
+        return max(0.0, *(value for value in row if value is not None), 0.0)
+
+    def attempts(self) -> pd.DataFrame:
+        """Return one row per attempt and device."""
+        names = ["device", "start_s", "end_s", "attempt", "status", "reason"]
+        columns = [QueueJob.job_id, *(getattr(QueueAttempt, name) for name in names)]
+        with self.reading() as session:
+            rows = session.execute(select(*columns).join_from(QueueAttempt, QueueJob).order_by(
+                QueueAttempt.start_s, QueueAttempt.number)).all()
+        table = pd.DataFrame(rows, columns=["job_id", *names])
+        devices = table["device"].str.split(TOGETHER, regex=False)
+        return table.assign(device=devices).explode("device", ignore_index=True)
+
+    def ends(self) -> pd.DataFrame:
+        """Return one row per job that has ended: job_id, status, reason, result, attempt, end_s."""
+        names = ["job_id", "status", "reason", "result", "attempt", "end_s"]
+        jobs = sorted(self.jobs(QueueJob.status.in_(ENDS)), key=lambda job: job.end_s or 0.0)
+        return pd.DataFrame([[getattr(job, name) for name in names] for job in jobs], columns=names)

@@ -1,1 +1,0 @@
-"""Schedules simulated: events, the compiled twin, metrics, traces."""
