@@ -60,7 +60,7 @@ def execute(source: Path, target: Path, parameters: Mapping[str, Any], cwd: Path
                    "--no-progress-bar", "-f", values.name]
         ended = subprocess.run(command, check=False, cwd=paths.ROOT, env=variables, stdin=subprocess.DEVNULL,
                                stdout=subprocess.DEVNULL, stderr=log,
-                               preexec_fn=end_with_parent if sys.platform == "linux" else None)
+                               preexec_fn=end_with_parent)
         log.seek(0)
         reason = _reason(partial, ended.returncode, log.read()) if ended.returncode else ""
     with files.writing(target):
@@ -94,8 +94,9 @@ def _literal(path: Path) -> str:
 
 
 def end_with_parent() -> None:
-    """Ask Linux to end this process when its parent is killed; the kernel then ends by itself."""
-    _libc.prctl(_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+    """Ask Linux to end this process, which was just started, when its parent is killed; nothing elsewhere."""
+    if _libc:
+        _libc.prctl(_PARENT_DEATH_SIGNAL, signal.SIGTERM)
 
 
 def _reason(executed: Path, status: int, log: str) -> str:

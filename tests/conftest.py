@@ -22,7 +22,8 @@ from tests import XRAYS
 # Two test workers share the cores; a pool of threads each would make them wait for one another at every barrier.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("LIB_BATCH", "1")
-multiprocessing.util.get_temp_dir()  # for good: names of sockets in the folder of a test would be too long
+temporary = multiprocessing.util.get_temp_dir()  # for good: names of sockets in the folder of a test would be too long
+os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{temporary}/mlflow.db"  # one for all tests: it takes seconds to make
 os.environ["LIB_METER"] = "none"  # tests that look at energies bring their own meter, with known power, or have a card
 
 

@@ -1,7 +1,7 @@
 """Runs of fine-tuning that are killed and resumed: ``python -m tests.cut_training RUNS SEED``.
 
-Each starts in a fork of this process, in which all is imported already, and is killed some times, after a random batch or at a
-random moment. What is compared with an uninterrupted run: the last weights, the best ones, and what was measured.
+Each starts in a fork of this process, which has imported everything, and is killed some times: after a
+state, or at a random moment. A run that is killed after epochs alone ends as one that is not, bit for bit.
 """
 
 import itertools
@@ -18,9 +18,9 @@ from PIL import Image
 from tests.killed import in_turn, main, status_of
 
 CONFIG = {"root": "synthetic:breastmnist", "loss_name": "cross_entropy", "load_pretrained": False, "batch_size": 16,
-          "num_workers": 0, "epochs": 2, "optimizer": "adamw", "grad_accum_steps": 2, "autocast_dtype": "fp32",
+          "num_workers": 0, "epochs": 3, "optimizer": "adamw", "grad_accum_steps": 2, "autocast_dtype": "fp32",
           "max_datapoints_per_class": 55, "gpu_batch_aug": True, "cpu_color_jitter": True, "checkpoint_steps": 1}
-BATCHES = 2 * 7  # of all epochs
+SAVES = 4  # states per epoch, of 7 batches
 
 
 def tiny_vit(folder, **changes):
@@ -44,24 +44,32 @@ def pictures(root, counts):
     return root
 
 
-def _train(config, folder, last=0, moment_s=None):
-    """Train in a fork, which is killed after batch ``last`` of its own, or after ``moment_s``; return its exit status."""
-    import torch
+def state(folder):
+    """Return the last state of a run: its weights, and its optimizer's state."""
+    from lib.work import distributed, weights
 
-    from lib.finetune import checkpoints, run
+    last = distributed.states(folder / "checkpoints")[-1]
+    return {name: weights.load(last / f"{name}.bin") for name in ("pytorch_model", "optimizer")}
 
-    batches = itertools.count(1)
 
-    def check():
-        if next(batches) == last:
+def _train(config, folder, saves=0, moment_s=None):
+    """Train in a fork, which is killed after so many states were saved, or after ``moment_s``; return its exit status."""
+    from lib.finetune.train import train
+    from lib.work import distributed
+
+    save, number = distributed.save_state, itertools.count(1)
+
+    def save_and_die(*arguments):
+        save(*arguments)
+        if next(number) == saves:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def train():
+    def run():
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        checkpoints._SHARE = 0.0
-        run.train(config, folder, torch.device("cpu"), threads=1, check=check)
+        distributed.save_state = save_and_die
+        train(config, folder, "cpu", threads=1)
 
-    return status_of(train, moment_s)
+    return status_of(run, moment_s)
 
 
 def values(content):
@@ -77,37 +85,35 @@ def values(content):
         yield content.numpy().tobytes() if isinstance(content, torch.Tensor) else repr(content)
 
 
-def different(folder, whole, config):
-    """Return in what a run ended otherwise than another one, by a bit or more; times are no part of it."""
+def different(folder, whole, exact):
+    """Return how a run ended otherwise than another one: in its steps, where it is ``exact`` in any value but times."""
     from lib import store
-    from lib.work import weights
 
-    wrong = []
-    for file in ("last.pt", "best.pt"):
-        one, other = (weights.load(run / "checkpoints" / file) for run in (folder, whole))
-        names = ["model", "optimizer", "random"] if file == "last.pt" else sorted(other)
-        wrong += [f"{file}: {name}" for name in names if list(values(one[name])) != list(values(other[name]))]
-    columns = {"profile": ["split", "epoch", "batch_idx", "global_step", "batch_size", "loss", "lr"],
-               "history": ["name", "step", "value"]}
+    wrong, columns = [], {"profile": ["split", "epoch", "batch_idx", "global_step", "batch_size"], "history": ["name", "step"]}
+    if exact:
+        columns = {"profile": [*columns["profile"], "loss", "lr"], "history": [*columns["history"], "value"]}
+        if list(values(state(folder))) != list(values(state(whole))):
+            wrong.append("weights or optimizer")
     for table, names in columns.items():
-        one, other = (store.read(run / f"{table}.csv", table) for run in (folder, whole))
+        tables = [store.read(run / f"{table}.csv", table) for run in (folder, whole)]
         if table == "history":  # rates and energy are times
-            one, other = (rows[rows["name"].str.match("train|val|test|best")].sort_values(["name", "step"], ignore_index=True)
-                          for rows in (one, other))
-        if not one[names].equals(other[names]):
+            tables = [rows[rows["name"].str.match("train|val|test|best")].sort_values(["name", "step"], ignore_index=True)
+                      for rows in tables]
+        if not tables[0][names].equals(tables[1][names]):
             wrong.append(f"rows of {table}")
     return wrong
 
 
 def trial(home, kills, config, whole):
-    """Kill a run several times, and let it end; return how many batches it had before the last kill, and what is wrong."""
-    from lib.work import weights
+    """Kill a run several times, and let it end; return how far it came before the last kill, and what is wrong."""
+    from lib.work import distributed
 
-    last = home / "checkpoints/last.pt"
     for kill in kills:
         _train(config, home, **kill)
-    reached = weights.load(last)["position"]["batches"] if last.exists() else 0
-    return reached, ["it cannot be resumed"] if _train(config, home) else different(home, whole, config)
+    saved = distributed.states(home / "checkpoints")
+    reached = saved[-1].name if saved else "nothing"
+    exact = all(kill.get("saves", 0) % SAVES == 0 for kill in kills) and reached != "nothing"
+    return reached, ["it cannot be resumed"] if _train(config, home) else different(home, whole, exact)
 
 
 def run(runs, seed):
@@ -115,9 +121,14 @@ def run(runs, seed):
     from lib.config.base import build
     from lib.finetune.config import TrainConfig
 
+    import kornia  # noqa: F401
+    import mlflow  # noqa: F401
+
     draw = random.Random(seed)
-    cuts = [{"kills": [{"last": draw.randint(1, BATCHES // 2)} if draw.random() < 0.7 else {"moment_s": draw.uniform(0.05, 0.5)}
-                       for _ in range(draw.randint(1, 4))]} for _ in range(runs)]
+    cuts = [{"kills": [{"saves": SAVES}, {"saves": SAVES}]}]
+    while len(cuts) < runs:
+        cuts.append({"kills": [{"saves": draw.randint(1, SAVES)} if draw.random() < 0.8 else {"moment_s": draw.uniform(0, 3)}
+                               for _ in range(draw.randint(1, 2))]})
     with tempfile.TemporaryDirectory() as top:
         whole = Path(top) / "whole"
         config = build(TrainConfig, {**CONFIG, "model_flavour": tiny_vit(Path(top) / "vit")}, "test")

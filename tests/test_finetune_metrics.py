@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as sk
 
-from lib.finetune.metrics import Evaluation, check_monitor, evaluate
+from lib.finetune.metrics import Evaluation, SplitMetrics, check_monitor
 from tests import refused
-
-PARTS = slice(41), slice(41, None)  # of the samples of a split, each of one process
 
 
 def split(classes=4, samples=60, seed=0, multi_label=False, absent=()):
@@ -28,22 +26,14 @@ def split(classes=4, samples=60, seed=0, multi_label=False, absent=()):
     return torch.tensor(logits, dtype=torch.float32).softmax(1).numpy(), targets
 
 
-def measured(scores, targets, eval_topk=(), batches=3, losses=None, part=slice(None)):
-    """Evaluate the batches of ``part``."""
+def measured(scores, targets, eval_topk=(), batches=3, losses=None):
+    """Evaluate a split batch by batch."""
     losses = np.ones(batches) if losses is None else losses
-    rows = list(zip(np.array_split(np.arange(len(scores)), batches), losses, strict=True))[part]
-    passes = ((torch.tensor(loss), torch.tensor(scores[batch]), torch.tensor(targets[batch])) for batch, loss in rows)
-    return evaluate("val", passes, scores.shape[1], targets.ndim == 2, eval_topk)
-
-
-def gathered(part=slice(None)):
-    """Evaluate four splits sample by sample, together with the process that has the other part; none, where it is alone."""
-    results = []
-    for samples, multi_label in ((60, False), (60, True), (41, False), (41, True)):
-        scores, targets = (values[:samples] for values in split(multi_label=multi_label))
-        got = measured(scores, targets, (2,), samples, np.arange(float(samples)), part)
-        results.append([got.values, got.samples, got.confusion.tolist()])
-    return results
+    metrics = SplitMetrics("val", scores.shape[1], targets.ndim == 2, eval_topk)
+    for batch, loss in zip(np.array_split(np.arange(len(scores)), batches), losses, strict=True):
+        if len(batch):
+            metrics.update(torch.full((len(batch),), loss), torch.tensor(scores[batch]), torch.tensor(targets[batch]))
+    return metrics.compute()
 
 
 @pytest.mark.parametrize("absent", [(), (1, 3)])

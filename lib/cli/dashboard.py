@@ -94,7 +94,7 @@ def _mlflow(port: int) -> Iterator[None]:
             [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}",
              "--host", LOOPBACK, "--port", str(port), "--workers", "1"], cwd=folder, stdout=log, stderr=log,
             env=environment | {"MLFLOW_DISABLE_TELEMETRY": "true"},
-            preexec_fn=executed_notebooks.end_with_parent if sys.platform == "linux" else None)  # noqa: PLW1509 - no threads yet
+            preexec_fn=executed_notebooks.end_with_parent)  # noqa: PLW1509 - no threads yet
     try:
         yield
     finally:

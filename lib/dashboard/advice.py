@@ -1,5 +1,6 @@
 """The predicted time of a fine-tune: the seconds of its steps and evaluations. Called in a separate process."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,17 +15,17 @@ def advise(config: Mapping[str, Any], processors: Sequence[tuple[str, str]]) -> 
     built from its config, without weights. A step includes loader, copy, forward, backward and optimizer; starting and saving
     are not included. Raises InputError where data or network are missing here.
     """
-    from lib.finetune import data, networks
+    from lib.finetune import data, models
     from lib.finetune.config import TrainConfig
     from lib.predict import registry
 
     checked = build(TrainConfig, {**config, "load_pretrained": False}, "config")
     names, facts = data.names_and_facts(checked)
-    network = networks.network(checked, facts)
+    network = models.network(checked, facts)
     opened = data.open_data(checked, network.inputs, names)
-    batches = {split: data.Batches(indices, checked.batch_size).batches for split, indices in opened.indices.items()}
+    batches = {split: math.ceil(len(indices) / checked.batch_size) for split, indices in opened.indices.items()}
     counts = {"train": batches["train"] * checked.epochs, "infer": batches["val"] * checked.epochs + batches.get("test", 0)}
-    loops = {kind: networks.captured(checked, device_type=kind) for kind in sorted({kind for kind, _ in processors})}
+    loops = {kind: models.captured(checked, device_type=kind) for kind in sorted({kind for kind, _ in processors})}
     advised = {}
     for kind, name in processors:
         try:

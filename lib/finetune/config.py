@@ -1,6 +1,5 @@
 """The config of a run, ``TrainConfig``, checked field by field, and the named configs of ``params/training.yaml``."""
 
-import hashlib
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -8,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from lib import files, paths, store
+from lib import files, paths
 from lib.config.base import REFUSED, Count, Positive, Seed, Strict, Threads, number, some, whole
 from lib.config.definitions import table
 from lib.errors import InputError, choices, entry
@@ -119,7 +118,7 @@ class TrainConfig(Strict):
     deterministic: bool = False
     profile: bool = True  # a row a batch, which on a GPU waits for each
     capped_splits: tuple[Literal["train", "val", "test"], ...] = ("train", "val", "test")
-    checkpoint_steps: Positive = 100  # optimizer steps between two checkpoints within an epoch, at least
+    checkpoint_steps: Positive = 500  # optimizer steps between two states within an epoch
 
     @field_validator("monitor_metric")
     @classmethod
@@ -141,17 +140,15 @@ class TrainConfig(Strict):
     @field_validator("label2id", "id2label")
     @classmethod
     def _maps_fit(cls, value: dict | None, info) -> dict | None:
-        if value is None:
-            return value
-        names = _names(value)
+        names = _names(value) if value else None
         for other in ("class_labels", "label2id"):
-            if (earlier := info.data.get(other)) and names != (earlier := _names(earlier)):
-                raise ValueError(f"does not fit {other}: {choices(names)} are not {choices(earlier)}")
+            if names and (earlier := info.data.get(other)) and names != _names(earlier):
+                raise ValueError(f"does not fit {other}: {choices(names)} are not {choices(_names(earlier))}")
         return value
 
     @property
     def labels(self) -> Classes | None:
-        """Return the names of the classes in their order, where the config gives them."""
+        """The names of the classes in their order, where the config gives them."""
         stated = self.class_labels or self.id2label or self.label2id
         return _names(stated) if stated else None
 
@@ -188,11 +185,6 @@ class TrainConfig(Strict):
     def content(self) -> dict[str, Any]:
         """Return the config as JSON holds it; without the token."""
         return self.model_dump(mode="json")
-
-    @property
-    def hash(self) -> str:
-        """Return the SHA-256 of its content, in which the order of names does not matter."""
-        return hashlib.sha256(store.encoded_json(self.content())).hexdigest()
 
 
 def _names(stated: Classes | dict) -> Classes:

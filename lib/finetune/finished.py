@@ -10,11 +10,11 @@ import pandas as pd
 from lib import paths, store
 from lib.config.base import load
 from lib.errors import InputError, choices, entry
-from lib.finetune import networks, run
+from lib.finetune import models, train
 from lib.finetune.config import TrainConfig
 from lib.finetune.folders import CONFIG
 from lib.finetune.metrics import Evaluation
-from lib.finetune.tensorboard import HISTORY
+from lib.finetune.reports import HISTORY
 from lib.measure import archive
 from lib.predict import registry
 from lib.predict.networks.step import STEP_PHASES
@@ -46,28 +46,28 @@ class FinishedRun:
 
 def read(folder: Path, note: str = "") -> FinishedRun:
     """Read a run's folder; InputError where there is none, it has not ended, or a file of it is missing or damaged."""
-    if not (folder / run.SUMMARY).is_file():
-        ended = sorted(str(path.parent.relative_to(paths.TRAINING)) for path in paths.TRAINING.glob(f"*/*/{run.SUMMARY}"))
+    if not (folder / train.SUMMARY).is_file():
+        ended = sorted(str(path.parent.relative_to(paths.TRAINING)) for path in paths.TRAINING.glob(f"*/*/{train.SUMMARY}"))
         raise InputError(f"{folder} holds no run that has ended; in {paths.TRAINING} there are: {choices(ended) or 'none'}")
-    summary = store.read_json(folder / run.SUMMARY)
+    summary = store.read_json(folder / train.SUMMARY)
     missing = [name for name in _SUMMARY if not isinstance(summary, dict) or name not in summary]
     if missing or not summary["history"]:
-        raise InputError(f"{folder / run.SUMMARY} is no summary of a run: it lacks {choices(missing or ['epochs'])}")
+        raise InputError(f"{folder / train.SUMMARY} is no summary of a run: it lacks {choices(missing or ['epochs'])}")
     evaluations = {"val": Evaluation.read(folder / "evaluation_val.json")}
     if (tested := folder / "evaluation_test.json").is_file():
         evaluations["test"] = Evaluation.read(tested)
     rows, facts = store.read_all([], "profile"), {}
-    if (folder / run.PROFILE).is_file():
-        rows, facts = store.read(folder / run.PROFILE, "profile"), store.read_json(folder / "profile.meta.json")
+    if (folder / train.PROFILE).is_file():
+        rows, facts = store.read(folder / train.PROFILE, "profile"), store.read_json(folder / "profile.meta.json")
     return FinishedRun(load(TrainConfig, folder / CONFIG), summary, store.read(folder / HISTORY, "history"), rows, evaluations,
                        facts, " ".join(filter(None, (note, facts.get("data_note")))))
 
 
 def reference(name: str = "", machine: str = "") -> FinishedRun:
     """Read a committed run (empty: the first) of a reference machine (empty: the first that has a run)."""
-    owner, _ = archive.machine_with(f"finetune/*/{run.SUMMARY}", "fine-tuning runs", machine)
+    owner, _ = archive.machine_with(f"finetune/*/{train.SUMMARY}", "fine-tuning runs", machine)
     folders = {path.parent.name: path.parent
-               for path in sorted(archive.machine_folder(owner).glob(f"finetune/*/{run.SUMMARY}"))}
+               for path in sorted(archive.machine_folder(owner).glob(f"finetune/*/{train.SUMMARY}"))}
     chosen = name or next(iter(folders))
     return read(entry(folders, chosen, "run", f"of {owner}"), f"REPLAY of {chosen}, trained on {owner}.")
 
@@ -86,7 +86,7 @@ def predicted_steps(finished: FinishedRun, config: TrainConfig | None = None, sh
     config, own = config or finished.config, _device(finished)
     predictors = registry.for_devices((), config.precision, shipped)
     kinds = sorted({predictor.device_type for predictor in predictors})
-    loops = {kind: networks.captured(config, ("train",), kind) for kind in kinds}
+    loops = {kind: models.captured(config, ("train",), kind) for kind in kinds}
     rows = []
     for predictor in sorted(predictors, key=lambda predictor: predictor.device != own):
         step = loops[predictor.device_type].step(predictor)

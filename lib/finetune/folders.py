@@ -10,36 +10,25 @@ from lib.errors import InputError, choices
 from lib.finetune.config import TrainConfig
 
 OURS = ("simple_cnn", "resnet18_2d")  # for pictures, from scratch
-TORCHVISION = """
-    alexnet convnext_base convnext_large convnext_small convnext_tiny densenet121 densenet161 densenet169 densenet201
-    efficientnet_b0 efficientnet_b1 efficientnet_b2 efficientnet_b3 efficientnet_b4 efficientnet_b5 efficientnet_b6
-    efficientnet_b7 efficientnet_v2_l efficientnet_v2_m efficientnet_v2_s googlenet inception_v3 maxvit_t mnasnet0_5
-    mnasnet0_75 mnasnet1_0 mnasnet1_3 mobilenet_v2 mobilenet_v3_large mobilenet_v3_small regnet_x_16gf regnet_x_1_6gf
-    regnet_x_32gf regnet_x_3_2gf regnet_x_400mf regnet_x_800mf regnet_x_8gf regnet_y_128gf regnet_y_16gf regnet_y_1_6gf
-    regnet_y_32gf regnet_y_3_2gf regnet_y_400mf regnet_y_800mf regnet_y_8gf resnet101 resnet152 resnet18 resnet34 resnet50
-    resnext101_32x8d resnext101_64x4d resnext50_32x4d shufflenet_v2_x0_5 shufflenet_v2_x1_0 shufflenet_v2_x1_5
-    shufflenet_v2_x2_0 squeezenet1_0 squeezenet1_1 swin_b swin_s swin_t swin_v2_b swin_v2_s swin_v2_t vgg11 vgg11_bn vgg13
-    vgg13_bn vgg16 vgg16_bn vgg19 vgg19_bn vit_b_16 vit_b_32 vit_h_14 vit_l_16 vit_l_32 wide_resnet101_2 wide_resnet50_2
-""".split()  # known without torchvision, which loads torch; ``networks`` knows others
 CONFIG = "train_config.json"
 _LONGEST_NAME = 200
 
 
 def check(config: TrainConfig) -> None:
-    """Raise InputError for a dataset or model that exists on no machine; folders and the hub are not checked.
+    """Raise InputError for a dataset or model that exists on no machine.
 
-    Only names that are not known here load torch.
+    Folders and the hub are not checked. Names of torchvision load torch.
     """
-    model, resolvable = config.model_flavour, TORCHVISION if config.load_pretrained else (*OURS, *TORCHVISION)
-    if (config.medmnist or ":" not in config.root) and (
-            "/" in model or model in resolvable and not config.medmnist.endswith("3d")):
+    model = config.model_flavour
+    pictures = config.medmnist and not config.medmnist.endswith("3d") or ":" not in config.root
+    if pictures and ("/" in model or model in OURS and not config.load_pretrained):
         return
-    from lib.finetune import data, networks
+    from lib.finetune import data, models
     from lib.work.datasets import Facts
 
     facts = data.names_and_facts(config)[1] if ":" in config.root else Facts(3, 2, 2, False, (0, 0, 0))
     if "/" not in model:
-        networks.network(config, facts)
+        models.network(config, facts)
 
 
 def plain_name(text: str) -> str:

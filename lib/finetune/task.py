@@ -1,24 +1,22 @@
-"""A run as a task of a worker: on the device of its slot, stopped between batches, and resumed."""
+"""A run as a task of a worker: on the devices that it is given, resumed from its last state."""
 
 from pathlib import Path
 from typing import Any
 
-from lib.config.base import build
-from lib.finetune.config import TrainConfig
-from lib.schedule.runtime.worker_process import Job
 
+def finetune(config: dict[str, Any], folder: str, devices: list[str],
+             threads: int) -> dict[str, Any]:
+    """Train ``config`` in ``folder``; return the summary. Several devices share each batch.
 
-def finetune(job: Job, config: dict[str, Any], folder: str) -> dict[str, Any]:
-    """Train ``config`` in ``folder`` on the job's device, from its last checkpoint if there is one; return the summary.
-
-    The members of a gang share each batch.
-
-    Reports ``{"metrics": {...}}`` twice a second at most, and after each evaluation with its ``split``.
+    Raises InputError for a config that cannot be trained.
     """
-    from lib.finetune import run
-    from lib.schedule.runtime.tasks import together
+    from lib.config.base import build
+    from lib.finetune.config import TrainConfig
+    from lib.finetune.train import train
+    from lib.work import distributed
 
     checked = build(TrainConfig, config, "config")
-    with together(job) as (processes, device):
-        return run.train(checked, Path(folder), device, job.threads, processes, check=job.check,
-                         report=lambda values: job.report({"metrics": values}))
+    if len(devices) > 1:
+        arguments = {"config": config, "folder": folder}
+        return distributed.torchrun("lib.finetune.task:finetune", arguments, devices, threads)
+    return train(checked, Path(folder), devices[0], threads)

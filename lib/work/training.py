@@ -1,7 +1,7 @@
 """The training loop, with a hook at the end of every phase, and its evaluation."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,16 +57,13 @@ class Options:
 class Recipe:
     """How weights are changed: the optimizer, its schedule (stepped with it), and what else a step does.
 
-    ``max_grad_norm`` 0 clips nothing. ``augment`` changes a batch of inputs on the device. ``weight`` is the share of a batch
-    in its optimizer step; None: equal shares. ``parallel`` wraps the model for several processes (DistributedDataParallel).
+    ``max_grad_norm`` 0 clips nothing. ``augment`` changes a batch of inputs on the device.
     """
 
     optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer]
     schedule: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None
     max_grad_norm: float = 0.0
     augment: Callable[[torch.Tensor], torch.Tensor] | None = None
-    weight: Callable[[int], float] | None = None
-    parallel: Callable[[torch.nn.Module], torch.nn.Module] | None = None
 
 
 def adam(lr: float = 1e-3) -> Recipe:
@@ -94,22 +91,18 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(options.device.type, enabled=scaled)
         check_precision(options.device, options.precision)
         self._check_forward()
-        if self.recipe.parallel:
-            self._leave_out_unused()
-        self.parallel = self.recipe.parallel(self.model) if self.recipe.parallel else None
+        self.network = self.model  # as it is called: what accelerate makes of the model
 
-    def state(self) -> dict[str, Any]:
-        """Return what changes while it trains, but for random states: tensors and plain values."""
-        return {name: part.state_dict() for name, part in self._parts().items()}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from what ``state`` returned; errors of torch where it is another model's."""
-        for name, part in self._parts().items():
-            part.load_state_dict(state[name])
-
-    def _parts(self) -> dict[str, Any]:
-        parts = {"model": self.model, "optimizer": self.optimizer, "schedule": self.schedule, "scaler": self.scaler}
-        return {name: part for name, part in parts.items() if part is not None}
+    def distribute(self, accelerator: Any) -> None:
+        """Share training with the processes of an ``accelerate.Accelerator``, which then saves and loads this state, too."""
+        if accelerator.num_processes > 1 and self.options.device.type == "cuda":
+            self.model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
+        self.network = accelerator.prepare_model(self.model)
+        accelerator.prepare_optimizer(self.optimizer)
+        if self.schedule:
+            accelerator.prepare_scheduler(self.schedule)
+        if self.scaler.is_enabled():
+            accelerator.scaler = self.scaler
 
     def _check_forward(self) -> None:
         """Run one sample through the model, so that an input that does not fit is refused in one line."""
@@ -121,14 +114,6 @@ class Trainer:
             reason = str(error).strip().splitlines()[0]
             raise InputError(f"{self.task.workload.id}: model {self.task.workload.model!r} cannot take inputs of "
                              f"{self.task.shape}: {reason}") from None
-
-    def _leave_out_unused(self) -> None:
-        """Train no parameter that gets no gradient, such as a mask token: several processes would wait for it for ever."""
-        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        with self._autocast():
-            logits = _logits(self.model(self._place(torch.zeros(1, *self.task.shape))))
-        for parameter, gradient in zip(trained, torch.autograd.grad(logits.sum(), trained, allow_unused=True), strict=True):
-            parameter.requires_grad_(gradient is not None)
 
     def _autocast(self):
         precision = self.options.precision
@@ -168,10 +153,9 @@ class Trainer:
             inputs = self._place(self.recipe.augment(images)) if self.recipe.augment else images
             observer.mark("h2d")
             stepped = (index + 1) % self.options.grad_accum_steps == 0 or index + 1 == batches
-            # processes exchange gradients only before an optimizer step
-            with nullcontext() if stepped or self.parallel is None else self.parallel.no_sync():
+            with nullcontext() if stepped else self._apart():
                 with self._autocast():
-                    logits = _logits((self.parallel or self.model)(inputs))
+                    logits = _logits(self.network(inputs))
                     loss = self.loss(logits, targets)
                 observer.mark("forward")
                 weight = self._weight(index, batches)
@@ -186,10 +170,12 @@ class Trainer:
             seen += len(inputs)
         return float(total) / max(1, seen)
 
+    def _apart(self) -> AbstractContextManager:
+        """Keep the gradients of this process to itself: processes exchange them before an optimizer step."""
+        return self.network.no_sync() if self.network is not self.model else nullcontext()
+
     def _weight(self, index: int, batches: int) -> float:
         """Return the share of a batch in its optimizer step."""
-        if self.recipe.weight:
-            return self.recipe.weight(index)
         accumulate = self.options.grad_accum_steps
         return 1 / min(accumulate, batches - index // accumulate * accumulate)  # the last step may have fewer batches
 
@@ -220,7 +206,7 @@ class Trainer:
         for index, (inputs, targets) in enumerate(self._batches(loader, observer)):
             observer.mark("h2d")
             with self._autocast():
-                logits = _logits(self.model(inputs))
+                logits = _logits(self.network(inputs))
                 loss = self.loss(logits, targets)
             observer.mark("forward")
             observer.end(Batch(index, inputs, loss, None, logits, targets))

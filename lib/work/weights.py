@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,25 @@ def save(content: Any, path: Path) -> Path:
     """
     files.folder(path.parent)
     temporary = path.with_name(f".{path.name}.partial")  # one name: what a killed writer leaves, the next one replaces
+    try:
+        with writing(path), open(temporary, "wb") as file:
+            torch.save(content, file)
+        with files.writing(path):
+            os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+    return path
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what torch raises where a file cannot be written into an InputError that names ``path``."""
     with files.writing(path):
         try:
-            with open(temporary, "wb") as file:
-                torch.save(content, file)
-            os.replace(temporary, path)
+            yield
         except RuntimeError as error:  # torch's own, of an error of the file
             raise error.__context__ if isinstance(error.__context__, OSError) else error from None
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                temporary.unlink()
-    return path
 
 
 def load(path: Path) -> Any:

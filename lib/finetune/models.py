@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from lib import paths
+from lib.config.definitions import Workload
 from lib.errors import InputError, refused
 from lib.finetune import data
 from lib.finetune.config import Classes, TrainConfig
@@ -17,7 +18,8 @@ from lib.measure import worker
 from lib.names import did_you_mean
 from lib.predict.networks import work
 from lib.predict.steps import Loop, Recipe
-from lib.work import datasets, dtypes, medmnist_files, models, networks
+from lib.work import datasets, dtypes, losses, medmnist_files, models, networks
+from lib.work.workloads import Task
 
 _HUB = re.compile(r"[\w.-]+/[\w.-]+")
 _FOLDER_SIZE, _MEDMNIST_SIZE = 224, 28
@@ -43,6 +45,35 @@ def network(config: TrainConfig, facts: datasets.Facts) -> Network:
     if facts.spatial == 3 and models.OWN.get(name, (2, None))[0] != 3:
         raise InputError(f"model_flavour {name!r} takes pictures, but {config.root} holds volumes; use cnn3d")
     return resolved
+
+
+@dataclass(frozen=True)
+class FinetuneTask(Task):
+    """A task whose model and loss are those of a config."""
+
+    network: Network
+    labels: Classes
+    loss_name: str
+
+    def model(self) -> torch.nn.Module:
+        """Build the model for the classes."""
+        return self.network.build(self.labels)
+
+    def loss(self) -> torch.nn.Module:
+        """Return the config's loss."""
+        return losses.build(self.loss_name, self.multi_label)
+
+
+def prepare(config: TrainConfig, run: str) -> tuple[FinetuneTask, data.Data]:
+    """Resolve data and model of a run; InputError where they are missing or do not fit."""
+    names_there, facts = data.names_and_facts(config)
+    resolved = network(config, facts)
+    opened = data.open_data(config, resolved.inputs, names_there)
+    facts = replace(facts, channels=resolved.inputs.channels, classes=len(opened.labels))
+    workload = Workload.model_construct(id=run, dataset=config.dataset,
+                                        size=resolved.inputs.size, model=config.model_flavour,
+                                        batch_size=config.batch_size)
+    return FinetuneTask(workload, facts, resolved, opened.labels, config.loss_name), opened
 
 
 def captured(config: TrainConfig, modes: tuple[str, ...] = ("train", "infer"), device_type: str = "cpu") -> Loop:

@@ -1,0 +1,312 @@
+"""A run in its folder: trained from the beginning or from its last state, evaluated, and recorded."""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lib import files, locks, store
+from lib.errors import InputError, choices, is_out_of_memory
+from lib.finetune import data as run_data
+from lib.finetune import folders, models, optimization
+from lib.finetune.batches import BatchLog, Progress
+from lib.finetune.config import TrainConfig
+from lib.finetune.metrics import Evaluation, SplitMetrics, check_monitor, names, plain
+from lib.finetune.reports import Reports, logged, resumed
+from lib.finetune.tracking import TrackedRun
+from lib.finetune.transforms import gpu_augmentation
+from lib.measure import machine
+from lib.measure.energy.meters import open_meter
+from lib.measure.energy.windows import Recorder
+from lib.measure.training.profile_run import settings
+from lib.measure.training.profiled import PASSES
+from lib.measure.training.profiler import BatchProfiler, constants
+from lib.work import distributed, weights
+from lib.work.training import Observer, Options, Recipe, Trainer
+
+SUMMARY, PROFILE, BEST, BEST_META = "summary.json", "profile.csv", "best.pt", "_best_meta.json"
+_ORPHANS_S = 20.0  # workers of a loader may outlive a killed run so long; they hold its lock
+_KINDS = {split: kind for kind, split in PASSES.items()}  # what a pass is called in a profile
+
+
+class Run:
+    """A run while it is trained: its parts, in the last state that was saved, if there is one."""
+
+    def __init__(self, config: TrainConfig, folder: Path, device: torch.device, accelerator: Any):
+        """Resolve data and model; InputError for whatever is missing or does not fit."""
+        self.config, self.folder, self.device = config, folder, device
+        self.accelerator, self.first = accelerator, accelerator.is_main_process
+        self.reports: Reports | None = None
+        self.tracked: TrackedRun | None = None
+        self.profile: store.Appender | None = None
+        self.checkpoints = config.folders(folder)[1]
+        self.task, self.data = models.prepare(config, folder.name)
+        check_monitor(config.monitor_metric, config.eval_topk, len(self.data.labels),
+                      self.task.multi_label)
+        if config.batch_size % accelerator.num_processes:
+            raise InputError(f"batch_size {config.batch_size} cannot be shared by "
+                             f"{accelerator.num_processes} processes; choose a multiple")
+        if self.first:
+            folders.stored_config(folder, config)
+            _print_notes(config, self.task, self.data)
+        self.loader = self._loader("train")
+        self.trainer = self._trainer()
+        self.progress = Progress(**distributed.load_state(accelerator, self.checkpoints) or {})
+        if not self.first:
+            self.progress.sums = Progress().sums  # the first process has those of all
+
+    def _loader(self, split: str) -> Any:
+        """Return the loader of a split; each process has its share of every batch."""
+        loader = run_data.loader(self.config, self.data.used(split), split == "train",
+                                 self.device.type == "cuda")
+        return self.accelerator.prepare_data_loader(loader)
+
+    def _trainer(self) -> Trainer:
+        """Build model, optimizer and schedule; all processes begin with the same weights."""
+        from accelerate.utils import set_seed
+
+        config = self.config
+        steps = math.ceil(len(self.loader) / config.grad_accum_steps) * config.epochs
+        set_seed(config.seed)
+        recipe = Recipe(partial(optimization.optimizer, config),
+                        partial(optimization.schedule, config, steps=steps), config.max_grad_norm,
+                        gpu_augmentation() if config.gpu_batch_aug else None)
+        options = Options(self.device, config.precision, config.channels_last,
+                          config.grad_accum_steps, self.device.type == "cuda")
+        trainer = Trainer(self.task, options, recipe)
+        trainer.distribute(self.accelerator)
+        set_seed(config.seed, device_specific=True)
+        return trainer
+
+    def on_device(self, loader: Iterable) -> Iterable:
+        """Return a loader whose batches are copied ahead of time where the device is a GPU."""
+        return run_data.Prefetched(loader, self.device) if self.device.type == "cuda" else loader
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Open the reports and the profile, which the first process writes, and close them."""
+        with ExitStack() as stack:
+            if self.first:
+                self.tracked = TrackedRun(self.folder, self.config.dataset, self.config.content())
+                reports = Reports(self.folder, self.config.folders(self.folder)[0],
+                                  self.progress.batches)
+                self.reports = stack.enter_context(closing(reports))
+            if self.first and self.config.profile:
+                self.profile = stack.enter_context(closing(self._open_profile()))
+            status = "FAILED"
+            try:
+                yield
+                status = "FINISHED"
+            except Exception:
+                raise
+            except BaseException:  # stopped from outside
+                status = "KILLED"
+                raise
+            finally:
+                if self.tracked:
+                    self.tracked.end(status)
+
+    def _open_profile(self) -> store.Appender:
+        """Open ``profile.csv`` without the rows of batches that are done again."""
+        path = self.folder / PROFILE
+        if not path.exists():
+            store.write_meta(path, "profile", run_id=self.folder.name, started_utc=store.utc_now(),
+                             data_note=self.data.note, parameters=self.config.content(),
+                             **machine.identity())
+        return resumed(path, "profile", lambda rows: rows.head(self.progress.rows))
+
+    def _observer(self, split: str, step: int, recorder: Recorder | None = None) -> Observer:
+        """Return what writes the profile's rows of a pass, if there is a profile."""
+        if not self.profile:
+            return Observer()
+        facts = constants(self.folder.name, self.task.workload, _KINDS[split], self.device,
+                          self.config.num_workers, self.config.precision, self.data.data_source)
+        observer = BatchProfiler(self.profile, facts, self.device, recorder=recorder, step=step)
+        observer.epoch = self.progress.epoch
+        return observer
+
+    def train(self, after_epoch: Callable[[int], None]) -> None:
+        """Train all epochs that are left; validate, keep the best weights and the state after each."""
+        while self.progress.epoch < self.config.epochs:
+            record = self._train_epoch()
+            evaluation = self.evaluate("val")
+            self._keep_weights(evaluation.values)
+            self.progress.history.append({**record, **evaluation.values})
+            self._report(record, evaluation)
+            epoch = self.progress.epoch
+            self.progress = replace(self.progress, epoch=epoch + 1, batch=0,
+                                    sums=Progress().sums, seconds=0.0)
+            self.save()
+            after_epoch(epoch)
+
+    def save(self) -> None:
+        """Save the state, from which the run resumes; every process calls this."""
+        if self.reports:
+            self.reports.flush()
+        sums = distributed.gathered_sums(self.progress.sums)
+        progress = {**asdict(self.progress), "sums": sums}
+        distributed.save_state(self.accelerator, self.checkpoints, self.progress.epoch,
+                               self.progress.batch, progress)
+
+    def _save_within(self) -> None:
+        """Save the state within an epoch; its end is saved after the evaluation."""
+        if self.progress.batch < len(self.loader):
+            self.save()
+
+    def _train_epoch(self) -> dict[str, float]:
+        """Train the rest of an epoch; return the record of the whole epoch."""
+        from accelerate import skip_first_batches
+
+        progress, done = self.progress, self.progress.batch
+        self.loader.set_epoch(progress.epoch)
+        loader = skip_first_batches(self.loader, done) if done else self.loader
+        with Recorder(open_meter(str(self.device))) as recorder:
+            rows = self._observer("train", progress.batches, recorder)
+            log = BatchLog(progress, rows, self.reports, self.config.checkpoint_steps, self._save_within)
+            begin = time.perf_counter()
+            self.trainer.train(self.on_device(loader), log, done)
+            log.fetch()
+            end = time.perf_counter()
+        metered = self.device.type == "cuda" or self.accelerator.is_local_main_process
+        energy_j = recorder.energy(begin, end).energy_j if metered else 0.0
+        loss, right, samples, energy_j = distributed.gathered_sums([*progress.sums, energy_j])
+        return {"epoch": progress.epoch, "step": progress.batches - 1, "train_loss": loss / samples,
+                "train_acc@1": right / samples, "lr": self.trainer.optimizer.param_groups[0]["lr"],
+                "train_s": progress.seconds, "images_per_sec": samples / progress.seconds,
+                "energy_j": math.nan if done else energy_j}
+
+    def evaluate(self, split: str) -> Evaluation:
+        """Evaluate a split, each process its share; every process calls this."""
+        loader, left = self._loader(split), len(self.data.indices[split])
+        metrics = SplitMetrics(split, len(self.data.labels), self.task.multi_label,
+                               self.config.eval_topk, self.device)
+        step = self.progress.epoch * len(loader) if split == "val" else 0
+        observer = self._observer(split, step)
+        for loss, scores, targets in self.trainer.predict(self.on_device(loader), observer):
+            batch = self.accelerator.gather((loss.expand(len(scores)), scores, targets))
+            metrics.update(*[part[:left] for part in batch])  # the last batch is filled up
+            left -= len(batch[0])
+            self.progress.rows += self.profile is not None
+        return metrics.compute()
+
+    def _keep_weights(self, values: dict[str, float]) -> None:
+        """Keep the weights of an epoch where it is the best so far, or all are kept."""
+        config, progress = self.config, self.progress
+        value = values[config.monitor_metric]
+        lowest = config.monitor_mode == "min"
+        better = value < progress.best if lowest else value > progress.best
+        if better or (math.isnan(progress.best) and not math.isnan(value)):
+            progress.best, progress.best_epoch = value, progress.epoch
+            if self.first:
+                weights.save(self.trainer.model.state_dict(), self.checkpoints / BEST)
+                meta = {"best_value": value, "epoch": progress.epoch, "best_ckpt": BEST,
+                        "monitor": config.monitor_metric, "mode": config.monitor_mode}
+                store.write_json(meta, self.checkpoints / BEST_META)
+        if config.save_per_epoch_checkpoint and self.first:
+            path = self.checkpoints / f"epoch_{progress.epoch:03d}.pt"
+            weights.save(self.trainer.model.state_dict(), path)
+
+    def _report(self, record: dict[str, float], evaluation: Evaluation) -> None:
+        """Report an epoch and its evaluation, and print a line."""
+        if not self.first:
+            return
+        progress, name, rate = self.progress, self.config.monitor_metric, record["images_per_sec"]
+        values = {"train/epoch_loss": record["train_loss"],
+                  "train/epoch_acc@1": record["train_acc@1"],
+                  f"best/{name}": progress.best, "energy/epoch_j": record["energy_j"],
+                  "throughput/epoch_images_per_sec": rate}
+        values = {name: value for name, value in values.items() if not math.isnan(value)}
+        self.reports.scalars(values, record["step"], progress.epoch)
+        self.tracked.log(values, progress.epoch)
+        self._report_evaluation(evaluation, progress.epoch)
+        self.reports.flush()
+        print(f"epoch {progress.epoch + 1}/{self.config.epochs}: train loss "
+              f"{record['train_loss']:.4f}, {name} {evaluation.values[name]:.4f} (best "
+              f"{progress.best:.4f}), {rate:,.0f} images/s", flush=True)
+
+    def _report_evaluation(self, evaluation: Evaluation, epoch: int) -> None:
+        """Report an evaluation after the last batch that was trained."""
+        if self.first:
+            self.reports.evaluation(evaluation, self.progress.batches - 1, epoch, self.data.labels)
+            values = {name.replace("_", "/", 1): value
+                      for name, value in evaluation.values.items()}
+            self.tracked.log(values, epoch)
+
+    def finish(self) -> dict[str, Any]:
+        """Evaluate the best weights on test, where there is one; write and return the summary."""
+        progress, history, tested = self.progress, self.progress.history, {}
+        advice = "a smaller lr, more warm-up, max_grad_norm, fp32 or another monitor_metric may help"
+        if progress.best_epoch < 0:
+            raise InputError(f"{self.config.monitor_metric} is no number after any epoch: {advice}")
+        if math.isnan(history[-1]["val_loss"]):
+            raise InputError(f"val_loss is no number after the last epoch: {advice}")
+        if "test" in self.data.splits:
+            weights.load_model(self.trainer.model, self.checkpoints / BEST)
+            evaluation = self.evaluate("test")
+            tested = evaluation.values
+            self._report_evaluation(evaluation, self.config.epochs - 1)
+        summary = plain({
+            "run": self.folder.name, "dataset": self.config.dataset, "labels": self.data.labels,
+            "folder": str(self.folder), "monitor": self.config.monitor_metric,
+            "best_value": progress.best, "best_epoch": progress.best_epoch, "epochs": len(history),
+            "batches": progress.batches, "optimizer_steps": progress.steps,
+            "train_s": sum(record["train_s"] for record in history), "history": history,
+            "test": tested, "device": str(self.device), "finished_utc": store.utc_now()})
+        if self.first:
+            store.write_json(summary, self.folder / SUMMARY)
+        return summary
+
+
+def _print_notes(config: TrainConfig, task: models.FinetuneTask, data: run_data.Data) -> None:
+    measured = names(config.eval_topk, len(data.labels), task.multi_label)
+    left_out = [k for k in config.eval_topk if k > 1 and f"acc@{k}" not in measured]
+    if left_out:
+        several = ", and a sample may have several" if task.multi_label else ""
+        print(f"eval_topk {choices(left_out)} left out: there are {len(data.labels)} classes{several}")
+    counts = [f"{len(indices):,} of {len(data.splits[split]):,} {split} samples"
+              for split, indices in data.indices.items()]
+    print(f"{data.note}\n{choices(counts)}; {len(data.labels)} classes", flush=True)
+
+
+def train(config: TrainConfig, folder: Path, device: str, threads: int = 0,
+          after_epoch: Callable[[int], None] = lambda epoch: None) -> dict[str, Any]:
+    """Train a config in ``folder``, from its last state if there is one; return its summary.
+
+    Args:
+        config: what to train.
+        folder: of the run; what it prints is also in ``log.txt`` there.
+        device: device id, such as cuda:0; one of the processes that torchrun started has its own.
+        threads: of the CPU; 0: the config's.
+        after_epoch: called with each epoch once its state is saved; it may raise to stop.
+
+    Raises:
+        InputError: for a config that cannot be run, a NaN loss, a full disk, and too little
+            memory; earlier states stay.
+    """
+    place = machine.device(distributed.local_device(str(machine.device(device))))
+    with ExitStack() as stack:
+        accelerator = distributed.accelerator(place.type, config.seed)
+        stack.callback(accelerator.end_training)
+        stack.enter_context(settings(place, threads or config.threads, config.deterministic))
+        if accelerator.is_main_process:
+            stack.enter_context(locks.writer(files.folder(folder), _ORPHANS_S))
+            stack.enter_context(logged(folder))
+        if (folder / SUMMARY).exists():
+            folders.stored_config(folder, config)
+            return store.read_json(folder / SUMMARY)
+        try:
+            run = Run(config, folder, place, accelerator)
+            with run.recording():
+                run.train(after_epoch)
+                return run.finish()
+        except (RuntimeError, MemoryError) as error:
+            if is_out_of_memory(error):
+                raise InputError(f"{folder}: out of memory; a smaller batch_size with more "
+                                 "grad_accum_steps takes less") from error
+            raise
