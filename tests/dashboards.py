@@ -10,29 +10,25 @@ from unittest.mock import Mock
 import pandas as pd
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import update
 
 from lib import paths
-from lib.dashboard import api, bodies, outputs
+from lib.dashboard import api, bodies, outputs, plan
 from lib.dashboard import tables as db
 from lib.dashboard.app import create_app
 from lib.dashboard.database import Database
+from lib.schedule.run.queue import QueueJob
 
 TOKEN = "a-token-of-the-tests-0123456789"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 TINY = {"root": "synthetic:pathmnist", "model_flavour": "simple_cnn", "loss_name": "cross_entropy",
         "epochs": 2, "load_pretrained": False}
 NOTEBOOK = {"notebook": "notebooks/02_profile.ipynb", "parameters": {"source": "replay"}}
-PLAN = ["job_id", "device", "start_s", "end_s", "status", "reason"]
 
 
-def remembering(database):
+def remembering():
     """Return a runner that remembers its calls; ``planned`` are the rows of its plan."""
-    def cancel(run_id):
-        with database.writing() as session:
-            return not runner.has_ended(run_id) and db.transition(session, run_id, db.CANCELLED, "cancelled")
-
-    runner = Mock(cancel=cancel, planned=[], **{"has_ended.return_value": False},
-                  plan=lambda: pd.DataFrame(runner.planned, columns=PLAN))
+    runner = Mock(planned=[], plan=lambda: pd.DataFrame(runner.planned, columns=list(plan.COLUMNS)))
     return runner
 
 
@@ -41,7 +37,7 @@ class Site:
 
     def __init__(self, url=None, wait_s=5.0, **settings):
         self.database = Database(url, wait_s)
-        self.runner = remembering(self.database)
+        self.runner = remembering()
         self.board = api.Board(self.database, self.runner, TOKEN, "http://127.0.0.1:5000")
         self.app = create_app(self.board, **settings)
         self.api = self._client(headers=BEARER)
@@ -58,7 +54,7 @@ class Site:
             for table in reversed(db.Base.metadata.sorted_tables):
                 session.execute(table.delete())
         self.runner.reset_mock()
-        self.runner.configure_mock(planned=[], **{"has_ended.return_value": False})
+        self.runner.configure_mock(planned=[])
 
     def get(self, path, **params):
         """Return what the API answers."""
@@ -83,9 +79,11 @@ class Site:
         config = config or self.config(self.project())
         return self.database.get(db.Run, api.queue_run(self.board, config.id, bodies.RunIn(**wanted))["id"])
 
-    def move(self, run, state, reason="", **facts):
+    def move(self, run, status, **facts):
+        """Set the status of a run in the queue, and other columns."""
+        job = update(QueueJob).where(QueueJob.job_id == run.id)
         with self.database.writing() as session:
-            return db.transition(session, run.id, state, reason, **facts)
+            session.execute(job.values(status=status, **facts))
 
     def write(self, run, name, text):
         """Append text to a file of a run."""

@@ -18,6 +18,7 @@ from lib.cli import dashboard
 from lib.dashboard import access, configurations
 from lib.dashboard import tables as db
 from lib.dashboard.pages import pages
+from lib.schedule.run.queue import QueueJob
 from tests import FEW, called, refusal, refused
 from tests.dashboards import BEARER, NOTEBOOK, TINY, TOKEN, Site, remembering
 
@@ -67,8 +68,8 @@ def test_every_endpoint_refuses_a_missing_or_a_wrong_token(site):
 def test_every_page_sends_a_stranger_to_the_login(site):
     every = {route.path for route in pages.routes} - {"/login", "/logout"}
     assert len(every) >= 15
-    for path in (*every, "/web/none", "/", "/openapi.json", "/loginx", "/static"):
-        path = re.sub(r"{[^}]*}", NOBODY, path)
+    for route in (*every, "/web/none", "/", "/openapi.json", "/loginx", "/static"):
+        path = re.sub(r"{[^}]*}", NOBODY, route)
         for headers in ({}, BEARER, {"Cookie": "dashboard=9999999999.0"}):
             answer = site.stranger.get(path, headers=headers)
             assert answer.status_code == 303 and answer.headers["location"][:11] == "/login?next", path
@@ -150,7 +151,7 @@ def test_the_token_is_kept_where_only_its_owner_reads_it(home, monkeypatch):
 def verb(home, monkeypatch):
     """Return what the verb does where the server does not run: its applications, status and output."""
     served = []
-    monkeypatch.setattr("lib.dashboard.runner.Runner", lambda rows, folder: remembering(rows))
+    monkeypatch.setattr("lib.dashboard.runner.Runner", lambda rows: remembering())
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: served.append(server.config.app))
     monkeypatch.delenv("DASHBOARD_TOKEN", raising=False)
@@ -220,19 +221,21 @@ def test_the_same_content_is_no_new_version_and_other_content_is(site):
     assert answers[2].status_code == 409 and "version 1" in answers[2].json()["detail"]
 
 
-def test_a_run_by_hand_is_not_in_the_queue_and_one_that_just_ended_is_not_cancelled(site):
+def test_a_run_by_hand_is_not_in_the_queue_and_one_that_ended_is_not_cancelled(site):
     run = site.run(enqueue=False)
-    assert not site.runner.submit.called
     assert site.post(f"runs/{run.id}/priority", priority=1).status_code == 409
     assert site.post(f"runs/{run.id}/start").json()["state"] == "running"
     ended = site.post(f"runs/{run.id}/finish", state="failed", reason="power cut").json()
     assert ended["state"] == "failed" and ended["reason"] == "power cut" and ended["job"] is None
-    queued = site.run(site.config(site.project("other")))
+    assert site.post(f"runs/{run.id}/cancel").status_code == 409
+    queued = site.run(run.config)
     assert "in the queue" in site.post(f"runs/{queued.id}/start").json()["detail"]
-    site.move(queued, "running")
-    site.runner.has_ended.return_value = True
+    site.move(queued, "done", attempt=1, start_s=1e9, end_s=1e9 + 5)
     answer = site.post(f"runs/{queued.id}/cancel")
-    assert answer.status_code == 409 and answer.json()["detail"] == "the run has just ended by itself"
+    assert answer.status_code == 409 and answer.json()["detail"] == "the run is finished already"
+    ended = site.get(f"runs/{queued.id}")
+    assert (ended["state"], ended["started_at"][:19], ended["finished_at"][:19]) == (
+        "finished", "2001-09-09T01:46:40", "2001-09-09T01:46:45")
 
 
 def test_the_schedule_says_when_where_and_why(site):
@@ -285,7 +288,7 @@ def test_a_run_is_deleted_once_it_has_ended_and_its_folder_stays(site):
     assert site.get(f"runs/{run.id}")["detail"] == f"there is no run {run.id}"
     assert (paths.DATA / run.folder).is_dir()
     with site.database.reading() as session:
-        assert session.query(db.Job).count() == 0
+        assert session.query(QueueJob).count() == 0
     first, second = site.run(run.config), site.run(run.config)
     site.move(first, "cancelled")
     site.api.delete(f"/api/v1/runs/{first.id}")
@@ -316,7 +319,7 @@ def test_paths_in_the_project_are_taken_and_a_data_root_for_images_alone(site, t
     ("datasets", b'{"name": "d", "class_map": {"a": NaN}}', 422, ""), ("datasets", b"\xff\xfe", 422, ""),
     ("datasets", b"[" * 100_000, 400, ""),
     ("groups", b'{"name": "g", "project_id": "%s"}' % NOBODY.encode(), 404, "no project"),
-    (f"agents/{NOBODY}/gpus/0/reserve", b"{}", 404, "has no GPU 0"), ("runs/none", None, 422, "row_id"),
+    (f"agents/{NOBODY}/gpus/0/reserve", b"{}", 404, "has no GPU 0"), ("runs/none", None, 422, "run_id"),
     ("runs?state=odd&limit=501", None, 422, "state"), (f"runs/{NOBODY}/logs?after=x", None, 422, "after"),
     ("none", None, 422, "should be 'projects'")])
 def test_wrong_input_is_said_in_one_line(shared, path, body, status, line):
@@ -377,8 +380,7 @@ def test_what_people_write_is_shown_as_text(site):
                                          "slots": [HOSTILE]})
     site.database.add(db.Gpu, {"agent_id": agent.id, "index": 0, "name": HOSTILE})
     run = site.run(site.config(project, HOSTILE))
-    site.move(run, "running", agent_id=agent.id, device=HOSTILE, placement=HOSTILE)
-    site.move(run, "failed", HOSTILE)
+    site.move(run, "failed", device=HOSTILE, placement=HOSTILE, reason=HOSTILE, start_s=1.0, end_s=2.0)
     site.write(run, "log.txt", HOSTILE)
     site.report(run, (0, 0, "x<img src=x onerror=alert(1)>/loss", 1.0))
     (paths.DATA / run.folder / "<script>alert('x')<").mkdir()
@@ -406,14 +408,16 @@ def test_forms_make_a_project_configurations_and_runs(site):
         assert filled(site, f"{at}/configs", **form).status_code == 200
     config, other = site.get(f"configs/{at.replace('projects', 'project')}")
     assert [config["kind"], other["kind"]] == ["finetune", "notebook"]
+    site.database.add(db.Agent, {"name": "here", "manual": False, "slots": ["cpu[0]", "cuda:0"]})
     queued = filled(site, f"{at}/runs", config_id=config["id"], priority="4", agent_id="", gpu_indices="0, 1")
     run = re.search(r"/web/runs/([0-9a-f-]+)$", str(queued.url))[1]
-    row = site.get(f"runs/{run}")
-    assert row["gpu_indices"] == [0, 1] and row["job"]["priority"] == 4
+    row, (job,) = site.get(f"runs/{run}"), site.database.queue.jobs()
+    assert row["gpu_indices"] == [0, 1] and row["job"]["priority"] == 4 and job.device_types == ["cuda:0"]
+    assert job.task == "lib.finetune.task:finetune" and job.arguments["config"] == config["config_json"]
     assert run in site.shown(f"{at}/runs?group_id={group['id']}&state=queued")
     assert run not in site.shown(f"{at}/runs?state=failed")
     filled(site, f"{at}/runs", f"runs/{run}/priority", priority="7")
-    site.runner.reorder.assert_called_once_with(run, 7)
+    assert site.get(f"runs/{run}")["job"]["priority"] == 7
     cancelled, again = (site.page.post(f"/web/runs/{run}/cancel") for _ in range(2))
     assert "cancelled" in cancelled.text and again.status_code == 409
 

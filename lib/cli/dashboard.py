@@ -28,13 +28,14 @@ def _dashboard(options: argparse.Namespace) -> None:
 
     from lib import paths
     from lib.dashboard import access, api, app, configurations, database, runner
+    from lib.schedule.run.database import AWAY
 
     if missing := [path for path in options.data_root if not path.is_dir()]:
         raise InputError(f"--data-root {missing[0]} is no folder")
     configurations.data_roots[:] = [path.resolve() for path in options.data_root]
     token, token_file = access.read_token(paths.DATA / "dashboard")
     rows = database.Database()
-    queue = runner.Runner(rows, paths.DATA / "dashboard/queue")
+    queue = runner.Runner(rows)
     mlflow_url = f"http://{LOOPBACK}:{options.mlflow_port}" if options.mlflow_port else ""
     board = api.Board(rows, queue, token, mlflow_url)
     if options.demo:
@@ -42,7 +43,7 @@ def _dashboard(options: argparse.Namespace) -> None:
     with _listening(options.host, options.port, "--port") as listener, _mlflow(options.mlflow_port):
         try:
             queue.start()  # before its application: an error of that would not get here
-        except database.UNAVAILABLE as error:
+        except AWAY as error:
             raise InputError(f"the database is locked, full or gone: {one_line(error)}") from None
         host = f"[{options.host}]" if ":" in options.host else options.host
         url = f"http://{host}:{listener.getsockname()[1]}"
@@ -81,6 +82,7 @@ def _listening(host: str, port: int, name: str) -> socket.socket:
 def _mlflow(port: int) -> Iterator[None]:
     """Serve MLflow's pages to this machine alone, since they ask for no token; port 0: do not."""
     from lib import executed_notebooks, files, paths
+    from lib.finetune import tracking
 
     if not port:
         yield
@@ -91,7 +93,7 @@ def _mlflow(port: int) -> Iterator[None]:
     environment = {name: value for name, value in os.environ.items() if name not in secrets}
     with (folder / "server.log").open("w") as log:
         server = subprocess.Popen(
-            [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}",
+            [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", tracking.store_uri(),
              "--host", LOOPBACK, "--port", str(port), "--workers", "1"], cwd=folder, stdout=log, stderr=log,
             env=environment | {"MLFLOW_DISABLE_TELEMETRY": "true"},
             preexec_fn=executed_notebooks.end_with_parent)  # noqa: PLW1509 - no threads yet

@@ -4,6 +4,7 @@ The pages call the same functions.
 """
 
 import math
+import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,23 +12,26 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.security import HTTPBearer
-from sqlalchemy import select
+from sqlalchemy import delete, select, update
+from sqlalchemy.orm import Session
 
 from lib import files, paths
 from lib.config.base import whole
-from lib.dashboard import bodies, configurations, outputs
+from lib.dashboard import bodies, configurations, inventory, outputs
 from lib.dashboard import tables as db
 from lib.dashboard.database import Database
 from lib.dashboard.fields import FieldsError, GpuIndex, RowId
 from lib.dashboard.runner import Runner
 from lib.dashboard.tables import ConflictError, NotFoundError
+from lib.errors import choices
+from lib.schedule.run.jobs_file import NOTEBOOK
+from lib.schedule.run.queue import QueueAttempt, QueueJob
 
 Row = dict[str, Any]
 Limit = whole(1, 500)
 Offset = whole(0, 1_000_000_000)
 TABLES = {"projects": db.Project, "groups": db.Group, "datasets": db.Dataset, "models": db.Model,
-          "augmentations": db.Augmentation, "agents": db.Agent, "configs": db.TrainConfig,
-          "runs": db.Run}
+          "augmentations": db.Augmentation, "agents": db.Agent, "configs": db.TrainConfig}
 Kind = Literal[tuple(TABLES)]
 ERRORS = {401: "No token, or a wrong one", 404: "No such row", 409: "Does not fit what is there",
           413: "Too large", 422: "Wrong input", 503: "The database is locked or gone; try again"}
@@ -52,7 +56,7 @@ api = APIRouter(prefix="/api/v1", dependencies=[Depends(HTTPBearer(auto_error=Fa
     status: {"model": bodies.ErrorOut, "description": text} for status, text in ERRORS.items()})
 
 
-def _dicts(rows: list[db.Base]) -> list[Row]:
+def _dicts(rows: list[db.TableRow]) -> list[Row]:
     return [row.as_dict() for row in rows]
 
 
@@ -151,7 +155,7 @@ def add_config(board: Here, body: bodies.ConfigIn) -> Row:
 def list_configs(board: Here, project_id: RowId, limit: Limit = 100, offset: Offset = 0) -> list[Row]:
     """Return the configurations of a project, the newest first."""
     board.database.get(db.Project, project_id)
-    return _dicts(board.database.rows(db.TrainConfig, limit, offset, project_id=project_id))
+    return _dicts(board.database.rows(db.TrainConfig, limit=limit, offset=offset, project_id=project_id))
 
 
 @api.post("/configs/{config_id}/validate", tags=["configs"])
@@ -170,25 +174,40 @@ def validate_config(board: Here, config_id: RowId) -> Row:
 def queue_run(board: Here, config_id: RowId, body: bodies.RunIn) -> Row:
     """Queue a run of a configuration."""
     config = board.database.get(db.TrainConfig, config_id)
-    if body.agent_id is not None:
-        board.database.get(db.Agent, body.agent_id)
     checked = configurations.check_config(config.config_json)
-    run = board.database.add(db.Run, {
-        "project_id": config.project_id, "config_id": config.id, "name": _next_name(board, config),
-        "folder": str(_new_folder(config, checked).relative_to(paths.DATA)),
-        "only_agent_id": body.agent_id, "gpu_indices": body.gpu_indices,
-        "job": db.Job(priority=body.priority) if body.enqueue else None, **checked.facts})
-    if body.enqueue:
-        board.runner.submit(run.id)
-    return run.as_dict()
+    with board.database.writing() as session:
+        types = inventory.device_types(session, body.agent_id, body.gpu_indices)
+        run = db.Run(project_id=config.project_id, config_id=config.id, name=_next_name(session, config),
+                     folder=str(_new_folder(config, checked).relative_to(paths.DATA)), agent_id=body.agent_id,
+                     gpu_indices=body.gpu_indices, **checked.facts)
+        session.add(run)
+        session.flush()
+        if body.enqueue:
+            session.add(_job(run.id, config, outputs.folder_of(run), body.priority, types))
+        else:
+            run.state_by_hand = db.QUEUED
+    return board.database.get(db.Run, run.id).as_dict()
 
 
-def _next_name(board: Board, config: db.TrainConfig) -> str:
+def _job(run_id: str, config: db.TrainConfig, folder: Path, priority: int, types: list[str] | None) -> QueueJob:
+    """Return a run as a job of the queue."""
+    values = config.config_json
+    job = QueueJob(job_id=run_id, job_class=config.config_hash, priority=priority, device_types=types,
+                   arrival_s=time.time(), status=db.PREDICTING)
+    if config.kind == "notebook":
+        job.task, job.arguments = NOTEBOOK, {"path": values["notebook"], "parameters": values["parameters"],
+                                             "out": str(folder / Path(values["notebook"]).name)}
+    else:
+        job.task, job.arguments = "lib.finetune.task:finetune", {"config": values, "folder": str(folder)}
+        job.devices = values.get("devices", 1)
+    return job
+
+
+def _next_name(session: Session, config: db.TrainConfig) -> str:
     """Return the configuration's name and the number after the last run of that name."""
     earlier = select(db.Run.name).join(db.TrainConfig).where(
         db.Run.project_id == config.project_id, db.TrainConfig.name == config.name)
-    with board.database.reading() as session:
-        numbers = [int(name.rpartition(" ")[2]) for name in session.scalars(earlier)]
+    numbers = [int(name.rpartition(" ")[2]) for name in session.scalars(earlier)]
     return f"{config.name} {max(numbers, default=0) + 1}"
 
 
@@ -207,7 +226,17 @@ def _new_folder(config: db.TrainConfig, checked: configurations.Checked) -> Path
 def list_runs(board: Here, limit: Limit = 100, offset: Offset = 0, project_id: RowId | None = None,
               group_id: RowId | None = None, state: Literal[db.STATES] | None = None) -> list[Row]:
     """Return runs, the newest first."""
-    return _dicts(board.database.rows(db.Run, limit, offset, project_id=project_id, group_id=group_id, state=state))
+    conditions = [db.in_state(state)] if state else []
+    runs = board.database.rows(db.Run, *conditions, limit=limit, offset=offset, project_id=project_id,
+                               group_id=group_id)
+    return [run.as_dict() | outputs.progress(run) for run in runs]
+
+
+@api.get("/runs/{run_id}", tags=["runs"])
+def get_run(board: Here, run_id: RowId) -> Row:
+    """Return a run."""
+    run = board.database.get(db.Run, run_id)
+    return run.as_dict() | outputs.progress(run)
 
 
 @api.delete("/runs/{run_id}", tags=["runs"])
@@ -218,6 +247,9 @@ def delete_run(board: Here, run_id: RowId) -> Row:
         if run.state not in db.ENDS:
             raise ConflictError(f"the run is {run.state}; cancel it first")
         deleted = run.as_dict()
+        if run.job:
+            session.execute(delete(QueueAttempt).where(QueueAttempt.number == run.job.number))
+            session.execute(delete(QueueJob).where(QueueJob.number == run.job.number))
         session.delete(run)
     return deleted
 
@@ -226,14 +258,14 @@ def delete_run(board: Here, run_id: RowId) -> Row:
 def cancel_run(board: Here, run_id: RowId) -> Row:
     """End a run: a waiting one at once, a running one when its worker has stopped."""
     run = board.database.get(db.Run, run_id)
-    if run.state in db.ENDS:
-        raise ConflictError(f"the run is {run.state} already")
-    if run.job is None or not board.runner.cancel(run_id):
-        if run.job is not None and board.runner.has_ended(run_id):
-            raise ConflictError("the run has just ended by itself")
-        with board.database.writing() as session:
-            db.transition(session, run_id, db.CANCELLED, "cancelled")
-    return get_row(board, "runs", run_id)
+    if run.job is None:
+        return _move_by_hand(board, run_id, db.CANCELLED)
+    waits = update(QueueJob).where(QueueJob.job_id == run_id, QueueJob.status.in_(db.STATUSES[db.QUEUED]))
+    with board.database.writing() as session:
+        cancelled = session.execute(waits.values(status=db.CANCELLED, cancel=True, end_s=time.time())).rowcount
+    if not cancelled and not board.database.queue.cancel(run_id):
+        raise ConflictError(f"the run is {get_run(board, run_id)['state']} already")
+    return get_run(board, run_id)
 
 
 @api.post("/runs/{run_id}/start", tags=["runs"])
@@ -250,24 +282,30 @@ def finish_run(board: Here, run_id: RowId, body: bodies.EndIn) -> Row:
 
 def _move_by_hand(board: Board, run_id: str, state: str, reason: str = "") -> Row:
     with board.database.writing() as session:
-        if db.get(session, db.Run, run_id).job is not None:
+        run = db.get(session, db.Run, run_id)
+        if run.job is not None:
             raise ConflictError("the run is in the queue, and its state is what its worker says; "
                                 "only cancel changes it")
-        db.transition(session, run_id, state, reason)
-    return get_row(board, "runs", run_id)
+        if state not in (possible := db.STEPS_BY_HAND.get(run.state, ())):
+            raise ConflictError(f"the run is {run.state}, which leads to {choices(possible) or 'no other state'}; "
+                                f"not to {state}")
+        run.state_by_hand, run.reason_by_hand = state, reason
+        if state == db.RUNNING:
+            run.started_by_hand_at = db.now()
+        else:
+            run.finished_by_hand_at = db.now()
+    return get_run(board, run_id)
 
 
 @api.post("/runs/{run_id}/priority", tags=["runs"])
 def reorder_run(board: Here, run_id: RowId, body: bodies.PriorityIn) -> Row:
     """Give a waiting run another priority."""
+    run = board.database.get(db.Run, run_id)
+    if run.job is None or run.state != db.QUEUED:
+        raise ConflictError(f"only a run that waits in the queue has a place there; this one is {run.state}")
     with board.database.writing() as session:
-        run = db.get(session, db.Run, run_id)
-        if run.job is None or run.state != db.QUEUED:
-            raise ConflictError("only a run that waits in the queue has a place there; "
-                                f"this one is {run.state}")
-        run.job.priority = body.priority
-    board.runner.reorder(run_id, body.priority)
-    return get_row(board, "runs", run_id)
+        session.execute(update(QueueJob).where(QueueJob.job_id == run_id).values(priority=body.priority))
+    return get_run(board, run_id)
 
 
 @api.get("/runs/{run_id}/logs", tags=["runs"])
@@ -281,9 +319,9 @@ def list_log_lines(board: Here, run_id: RowId, after: Offset = 0, limit: whole(1
 def get_schedule(board: Here) -> list[Row]:
     """Return what runs and what is planned: run, device, start and end in s from now, reason.
 
-    A run that no device can take, or behind a run whose end is unknown, has no times.
+    The end of a run that takes longer than predicted is not known: null.
     """
-    plan = board.runner.plan()[["job_id", "device", "start_s", "end_s", "status", "reason"]]
+    plan = board.runner.plan()
     return plan.astype(object).where(plan.ne(math.inf) & plan.notna(), None).to_dict("records")
 
 
@@ -297,7 +335,7 @@ def get_auth() -> dict[str, bool]:
 @api.get("/{kind}", tags=["rows"])
 def list_rows(board: Here, kind: Kind, limit: Limit = 100, offset: Offset = 0) -> list[Row]:
     """Return rows of a table, the newest first."""
-    return _dicts(board.database.rows(TABLES[kind], limit, offset))
+    return _dicts(board.database.rows(TABLES[kind], limit=limit, offset=offset))
 
 
 @api.get("/{kind}/{row_id}", tags=["rows"])

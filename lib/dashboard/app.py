@@ -15,10 +15,11 @@ from lib import __version__
 from lib.dashboard import tables as db
 from lib.dashboard.access import gate
 from lib.dashboard.api import Board, api
-from lib.dashboard.database import UNAVAILABLE
 from lib.dashboard.fields import FieldsError, reasons
 from lib.dashboard.pages import FOLDER, pages, render
 from lib.errors import InputError
+from lib.schedule.run.database import AWAY
+from lib.schedule.run.queue import QueueAwayError
 
 
 def create_app(board: Board, most_bytes: int = 1_000_000) -> FastAPI:
@@ -39,7 +40,7 @@ def create_app(board: Board, most_bytes: int = 1_000_000) -> FastAPI:
     app.mount("/static", StaticFiles(directory=FOLDER / "static"))
     app.middleware("http")(partial(gate, board.token))
     for kind in (RequestValidationError, HTTPException, InputError, IntegrityError, DataError, OverflowError,
-                 *UNAVAILABLE):
+                 *AWAY):
         app.add_exception_handler(kind, _answer)
     return app
 
@@ -63,7 +64,7 @@ def _status_and_line(error: Exception) -> tuple[int, str]:
             return 404, str(error)
         case db.ConflictError():
             return 409, str(error)
-        case InputError():
+        case InputError() if not isinstance(error, QueueAwayError):
             return 422, str(error)
         case IntegrityError():
             return 409, "somebody else has changed the same meanwhile; look again, and repeat it"

@@ -9,8 +9,9 @@ import pandas as pd
 
 from lib import paths
 from lib.dashboard import tables as db
+from lib.finetune.reports import HISTORY, LOG
+from lib.finetune.tracking import RUN_ID
 
-LOG, HISTORY, MLFLOW_RUN = "log.txt", "history.csv", "mlflow_run_id"
 MAX_FILES, MAX_POINTS, TAIL_BYTES = 500, 300, 64_000
 WIDTH, HEIGHT = 100.0, 40.0  # of a chart
 GROUPS = {".pt": "Checkpoints", ".png": "Figures", ".ipynb": "Notebooks"}
@@ -18,7 +19,7 @@ OTHERS = "Other files"
 
 
 @dataclass(frozen=True)
-class Line:
+class Curve:
     """A line of a chart: its ``points`` as SVG has them, and its last value."""
 
     name: str
@@ -31,7 +32,7 @@ class Chart:
     """A chart of values over steps, with the ranges of both."""
 
     title: str
-    lines: list[Line]
+    curves: list[Curve]
     first_step: int
     last_step: int
     low: float
@@ -73,12 +74,11 @@ def history(run: db.Run) -> pd.DataFrame:
     return pd.read_csv(io.BytesIO(whole_lines), usecols=columns)
 
 
-def progress(run: db.Run) -> dict[str, float | int]:
-    """Return epoch, step and best value so far of a run, as columns; nothing before the first report."""
-    rows = history(run)
-    if rows.empty:
-        return {}
-    found = {"epoch": int(rows["epoch"].iloc[-1]), "step": int(rows["step"].iloc[-1])}
+def progress(run: db.Run) -> dict[str, float | int | None]:
+    """Return ``epoch``, ``step`` and ``best_value`` of a run so far; None before it has reported any."""
+    rows, found = history(run), {"epoch": None, "step": None, "best_value": None}
+    if len(rows):
+        found["epoch"], found["step"] = int(rows["epoch"].iloc[-1]), int(rows["step"].iloc[-1])
     values = rows.loc[rows["name"] == run.monitor_metric.replace("_", "/", 1), "value"].dropna()
     if len(values):
         found["best_value"] = float(values.max() if run.monitor_mode == "max" else values.min())
@@ -100,19 +100,19 @@ def _chart(title: str, rows: pd.DataFrame) -> Chart:
     low, high = float(rows["value"].min()), float(rows["value"].max())
     x = WIDTH * (rows["step"] - first) / max(1, last - first)
     y = HEIGHT * (high - rows["value"]) / ((high - low) or 1.0)
-    lines = []
+    curves = []
     for name, part in rows.assign(x=x, y=y).groupby("name", sort=False):
         stride = -(-len(part) // MAX_POINTS)
         shown = pd.concat([part.iloc[:-1:stride], part.iloc[-1:]])
         points = " ".join(f"{at:.2f},{value:.2f}" for at, value in zip(shown["x"], shown["y"], strict=True))
-        lines.append(Line(name, points, float(part["value"].iloc[-1])))
-    return Chart(title, lines, first, last, low, high)
+        curves.append(Curve(name, points, float(part["value"].iloc[-1])))
+    return Chart(title, curves, first, last, low, high)
 
 
 def mlflow_run(run: db.Run) -> str:
     """Return the id of the run in MLflow, empty if it has none yet."""
     try:
-        text = (folder_of(run) / MLFLOW_RUN).read_text(encoding="utf-8").strip()
+        text = (folder_of(run) / RUN_ID).read_text(encoding="utf-8").strip()
     except FileNotFoundError:
         return ""
     return text if text.isalnum() else ""

@@ -138,12 +138,13 @@ def new_group(board: Here, project_id: RowId, form: Form) -> Response:
 def runs_page(request: Request, board: Here, project_id: RowId, group_id: RowId | Literal[""] = "",
               state: Literal["", *db.STATES] = "", offset: Offset = 0) -> Response:
     """Show the runs of a project, or those of a group or a state."""
-    database = board.database
-    runs = database.rows(db.Run, MAX_ROWS, offset, project_id=project_id, group_id=group_id or None,
-                         state=state or None)
+    database, conditions = board.database, [db.in_state(state)] if state else []
+    runs = database.rows(db.Run, *conditions, limit=MAX_ROWS, offset=offset, project_id=project_id,
+                         group_id=group_id or None)
     waits = any(run.job and run.state == db.QUEUED for run in runs)
     plans = {row["job_id"]: row for row in api.get_schedule(board)} if waits else {}
     return render(request, "runs.html", project=database.get(db.Project, project_id), runs=runs, plans=plans,
+                  progress={run.id: outputs.progress(run) for run in runs},
                   groups=database.rows(db.Group, project_id=project_id), agents=database.rows(db.Agent),
                   configs=database.rows(db.TrainConfig, project_id=project_id), states=db.STATES,
                   chosen={"group_id": group_id, "state": state},
@@ -166,7 +167,7 @@ def run_page(request: Request, board: Here, run_id: RowId) -> Response:
     mlflow_run = outputs.mlflow_run(run)
     mlflow = f"{board.mlflow_url}/#/runs/{mlflow_run}" if board.mlflow_url and mlflow_run else ""
     return render(request, "run.html", run=run, project=board.database.get(db.Project, run.project_id),
-                  planned=planned, ended=run.state in db.ENDS, charts=outputs.charts(run),
+                  planned=planned, ended=run.state in db.ENDS, progress=outputs.progress(run), charts=outputs.charts(run),
                   log=outputs.log_tail(run), files=outputs.files_of(run), mlflow=mlflow)
 
 
@@ -216,7 +217,7 @@ def executed_notebook(request: Request, board: Here, run_id: RowId, name: str) -
 def agents_page(request: Request, board: Here) -> Response:
     """Show the machines and their cards."""
     return render(request, "agents.html", agents=board.database.rows(db.Agent),
-                  running=board.database.rows(db.Run, state=db.RUNNING))
+                  running=board.database.rows(db.Run, db.in_state(db.RUNNING)))
 
 
 @pages.post("/web/agents")
@@ -250,11 +251,11 @@ def allocate_gpu(board: Here, agent_id: RowId, index: GpuIndex, change: Literal[
 @pages.get("/web/schedule")
 def schedule_page(request: Request, board: Here) -> Response:
     """Show what runs, what is planned and why, and how long earlier runs took."""
-    runs, planned = board.database.rows(db.Run, MAX_ROWS), api.get_schedule(board)
-    waiting = board.database.rows(db.Run, state=db.QUEUED)
-    return render(request, "schedule.html", planned=planned, past=[run for run in runs if run.started_at],
-                  waiting=len([run for run in waiting if run.job]), chart=int(time.time()) // CHART_S,
-                  names={run.id: run.name for run in [*runs, *waiting]})
+    runs = [run for run in board.database.rows(db.Run) if run.job]
+    return render(request, "schedule.html", planned=api.get_schedule(board),
+                  past=[run for run in runs if run.started_at][:MAX_ROWS],
+                  waiting=len([run for run in runs if run.state == db.QUEUED]),
+                  chart=int(time.time()) // CHART_S, names={run.id: run.name for run in runs})
 
 
 @pages.get("/web/schedule.png")

@@ -1,28 +1,27 @@
-"""The tables of the dashboard, and ``transition``, the one function that changes the state of a run.
-
-A run of the queue has a row in ``jobs`` (priority, retries, last error); a run that somebody carries
-out by hand has none.
-"""
+"""The tables of the dashboard. A run of the queue has a row there too (``lib.schedule.run.queue``)."""
 
 import re
 import uuid
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
 import sqlalchemy as sa
-from sqlalchemy import ForeignKey, UniqueConstraint, select, update
+from sqlalchemy import ForeignKey, UniqueConstraint
 from sqlalchemy.ext.associationproxy import AssociationProxy, association_proxy
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
+from sqlalchemy.orm import Mapped, Session, mapped_column, relationship
 from sqlalchemy.types import TypeDecorator
 
 from lib.dashboard.fields import ROW_ID
-from lib.errors import InputError, choices, printable
+from lib.errors import InputError
+from lib.schedule.run.database import Base
+from lib.schedule.run.queue import CANCELLED, DONE, FAILED, QUEUED, RUNNING, QueueJob
 
-QUEUED, RUNNING, FINISHED, FAILED, CANCELLED = "queued", "running", "finished", "failed", "cancelled"
+FINISHED, PREDICTING = "finished", "predicting"  # a state; a status of a job that nobody may start yet
 STATES = (QUEUED, RUNNING, FINISHED, FAILED, CANCELLED)
 ENDS = (FINISHED, FAILED, CANCELLED)
-TRANSITIONS = {QUEUED: (RUNNING, FAILED, CANCELLED), RUNNING: (*ENDS, QUEUED), FINISHED: (),
-               FAILED: (), CANCELLED: ()}
+STATUSES = {QUEUED: (PREDICTING, QUEUED), RUNNING: (RUNNING,), FINISHED: (DONE,), FAILED: (FAILED,),
+            CANCELLED: (CANCELLED,)}  # of the queue, by the states of runs
+STEPS_BY_HAND = {QUEUED: (RUNNING, CANCELLED), RUNNING: ENDS}
 
 
 class NotFoundError(InputError):
@@ -38,6 +37,10 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
+def _time(unix_s: float | None) -> datetime | None:
+    return None if unix_s is None else datetime.fromtimestamp(unix_s, UTC)
+
+
 class UtcTime(TypeDecorator):
     """A time in UTC; SQLite keeps no zone."""
 
@@ -49,87 +52,90 @@ class UtcTime(TypeDecorator):
         return value.replace(tzinfo=UTC) if value is not None and value.tzinfo is None else value
 
 
-class Base(DeclarativeBase):
+Time = Annotated[datetime, mapped_column(UtcTime)]
+Json = Annotated[dict[str, Any], mapped_column(sa.JSON, default=dict)]
+Texts = Annotated[list[str], mapped_column(sa.JSON, default=list)]
+Numbers = Annotated[list[int], mapped_column(sa.JSON, default=list)]
+Text = Annotated[str, mapped_column(sa.Text, default="")]
+ProjectId = Annotated[str, mapped_column(ForeignKey("projects.id"), index=True)]
+
+
+class TableRow(Base):
     """Base of the tables: an id, and when a row was made and changed."""
 
-    type_annotation_map = {datetime: UtcTime, str: sa.Text, int: sa.BigInteger, float: sa.Double,
-                           dict[str, Any]: sa.JSON, list[str]: sa.JSON, list[int]: sa.JSON}
-
+    __abstract__ = True
     id: Mapped[str] = mapped_column(primary_key=True, default=lambda: str(uuid.uuid4()))
-    created_at: Mapped[datetime] = mapped_column(default=now, index=True)
-    updated_at: Mapped[datetime] = mapped_column(default=now, onupdate=now)
+    created_at: Mapped[Time] = mapped_column(default=now)
+    updated_at: Mapped[Time] = mapped_column(default=now, onupdate=now)
 
     def as_dict(self) -> dict[str, Any]:
         """Return its columns by name."""
         return {column.key: getattr(self, column.key) for column in sa.inspect(type(self)).columns}
 
 
-Table = type[Base]
-
-
-class Project(Base):
+class Project(TableRow):
     """A project: groups, configurations and runs."""
 
     __tablename__ = "projects"
     name: Mapped[str] = mapped_column(unique=True)
-    description: Mapped[str] = mapped_column(default="")
+    description: Mapped[Text]
 
 
-class Group(Base):
+class Group(TableRow):
     """Configurations of a project that belong together."""
 
     __tablename__ = "experiment_groups"
     __table_args__ = (UniqueConstraint("project_id", "name"),)
-    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
+    project_id: Mapped[ProjectId]
     name: Mapped[str]
-    description: Mapped[str] = mapped_column(default="")
-    tags: Mapped[list[str]] = mapped_column(default=list)
+    description: Mapped[Text]
+    tags: Mapped[Texts]
 
 
-class Dataset(Base):
+class Dataset(TableRow):
     """A dataset."""
 
     __tablename__ = "datasets"
     name: Mapped[str] = mapped_column(unique=True)
-    description: Mapped[str]
-    root_path: Mapped[str]
-    split_layout: Mapped[dict[str, Any]]
-    class_map: Mapped[dict[str, Any]]
-    sample_stats: Mapped[dict[str, Any]]
+    description: Mapped[Text]
+    root_path: Mapped[Text]
+    split_layout: Mapped[Json]
+    class_map: Mapped[Json]
+    sample_stats: Mapped[Json]
 
 
-class Model(Base):
+class Model(TableRow):
     """A network."""
 
     __tablename__ = "models"
     label: Mapped[str] = mapped_column(unique=True)
-    hf_checkpoint_id: Mapped[str]
+    hf_checkpoint_id: Mapped[Text]
     default_pretrained: Mapped[bool]
-    notes: Mapped[str]
+    notes: Mapped[Text]
 
 
-class Augmentation(Base):
+class Augmentation(TableRow):
     """An augmentation with its parameters."""
 
     __tablename__ = "augmentations"
     name: Mapped[str] = mapped_column(unique=True)
-    type: Mapped[str]
-    params: Mapped[dict[str, Any]]
+    type: Mapped[Text]
+    params: Mapped[Json]
     enabled: Mapped[bool]
-    version: Mapped[str]
+    version: Mapped[Text]
 
 
-class Agent(Base):
-    """A machine of the inventory; ``slots`` are the names of its devices for runs."""
+class Agent(TableRow):
+    """A machine of the inventory; ``slots`` are its devices for runs, none if entered by hand."""
 
     __tablename__ = "agents"
     name: Mapped[str] = mapped_column(unique=True)
-    host: Mapped[str] = mapped_column(default="")
-    labels: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    description: Mapped[str] = mapped_column(default="")
-    manual: Mapped[bool] = mapped_column(default=True)  # entered by hand: no run is placed there
-    slots: Mapped[list[str]] = mapped_column(default=list)
-    last_heartbeat_at: Mapped[datetime | None]
+    host: Mapped[Text]
+    labels: Mapped[Json]
+    description: Mapped[Text]
+    manual: Mapped[bool] = mapped_column(default=True)
+    slots: Mapped[Texts]
+    last_heartbeat_at: Mapped[Time | None]
     gpus: Mapped[list["Gpu"]] = relationship(order_by="Gpu.index", lazy="selectin")
 
     def as_dict(self) -> dict[str, Any]:
@@ -137,124 +143,109 @@ class Agent(Base):
         return super().as_dict() | {"gpus": [gpu.as_dict() for gpu in self.gpus]}
 
 
-class Gpu(Base):
+class Gpu(TableRow):
     """A card of an agent; nothing is placed on it while ``is_allocated``: it is reserved by hand."""
 
     __tablename__ = "gpus"
     __table_args__ = (UniqueConstraint("agent_id", "index"),)
     agent_id: Mapped[str] = mapped_column(ForeignKey("agents.id"))
     index: Mapped[int]
-    uuid: Mapped[str] = mapped_column(default="")
-    name: Mapped[str] = mapped_column(default="")
+    uuid: Mapped[Text]
+    name: Mapped[Text]
     total_mem_mb: Mapped[int] = mapped_column(default=0)
-    compute_capability: Mapped[str] = mapped_column(default="")
+    compute_capability: Mapped[Text]
     is_allocated: Mapped[bool] = mapped_column(default=False)
-    last_seen_at: Mapped[datetime | None]
+    last_seen_at: Mapped[Time | None]
 
 
-class TrainConfig(Base):
+class TrainConfig(TableRow):
     """A configuration of a fine-tune (``kind`` finetune), or of a notebook with its parameters."""
 
     __tablename__ = "train_configs"
     __table_args__ = (UniqueConstraint("project_id", "name", "version"),
                       UniqueConstraint("project_id", "name", "config_hash"))
-    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
+    project_id: Mapped[ProjectId]
     group_id: Mapped[str | None] = mapped_column(ForeignKey("experiment_groups.id"))
     name: Mapped[str]
     kind: Mapped[str]
-    config_json: Mapped[dict[str, Any]]
+    config_json: Mapped[Json]
     config_hash: Mapped[str]  # SHA-256 of the JSON with sorted keys, all defaults filled in
     version: Mapped[int] = mapped_column(default=1)
     status: Mapped[str] = mapped_column(default="valid")
 
 
-class Run(Base):
-    """One run of a configuration; its ``folder`` lies in ``paths.DATA``."""
+class Run(TableRow):
+    """One run of a configuration; its ``folder`` lies in ``paths.DATA``.
+
+    Its state and times are those of its job in the queue. A run by hand has no job, but columns.
+    """
 
     __tablename__ = "runs"
-    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"), index=True)
+    project_id: Mapped[ProjectId]
     config_id: Mapped[str] = mapped_column(ForeignKey("train_configs.id"))
     name: Mapped[str]
     folder: Mapped[str] = mapped_column(unique=True)
-    state: Mapped[str] = mapped_column(default=QUEUED, index=True)
-    reason: Mapped[str] = mapped_column(default="")  # why it ended or waits again
-    monitor_metric: Mapped[str] = mapped_column(default="")
+    monitor_metric: Mapped[Text]
     monitor_mode: Mapped[str] = mapped_column(default="max")
-    best_value: Mapped[float | None]
-    epoch: Mapped[int | None]
     epochs: Mapped[int | None]
-    step: Mapped[int | None]
-    seed: Mapped[int | None]
-    started_at: Mapped[datetime | None]
-    finished_at: Mapped[datetime | None]
-    attempt: Mapped[int] = mapped_column(default=0)
-    agent_id: Mapped[str | None] = mapped_column(ForeignKey("agents.id"))
-    only_agent_id: Mapped[str | None]  # where alone it may be placed
-    gpu_indices: Mapped[list[int]] = mapped_column(default=list)  # the cards that it may have
-    device: Mapped[str] = mapped_column(default="")  # the slot's name, such as cpu[0-1] or cuda:0
-    predicted_s: Mapped[float | None]
-    placement: Mapped[str] = mapped_column(default="")  # why it went to its device
+    seed: Mapped[int | None] = mapped_column(sa.BigInteger)
+    agent_id: Mapped[str | None]  # where alone it may be placed
+    gpu_indices: Mapped[Numbers]  # the cards that it may have
+    state_by_hand: Mapped[str | None]
+    reason_by_hand: Mapped[Text]
+    started_by_hand_at: Mapped[Time | None]
+    finished_by_hand_at: Mapped[Time | None]
     config: Mapped[TrainConfig] = relationship(lazy="joined", innerjoin=True)
-    agent: Mapped[Agent | None] = relationship(lazy="joined")
-    job: Mapped["Job | None"] = relationship(lazy="joined", cascade="all, delete-orphan")
     group_id: AssociationProxy[str | None] = association_proxy("config", "group_id")
+    job: Mapped[QueueJob | None] = relationship(
+        primaryjoin=lambda: sa.orm.foreign(QueueJob.job_id) == Run.id, lazy="joined", viewonly=True)
+
+    @property
+    def state(self) -> str:
+        """Return its state, one of STATES."""
+        if not self.job:
+            return self.state_by_hand
+        return next(state for state, statuses in STATUSES.items() if self.job.status in statuses)
+
+    @property
+    def reason(self) -> str:
+        """Return why it failed, or waits again."""
+        return self.job.reason if self.job else self.reason_by_hand
+
+    @property
+    def started_at(self) -> datetime | None:
+        """Return when its last attempt started; None while it waits."""
+        if not self.job:
+            return self.started_by_hand_at
+        return None if self.state == QUEUED else _time(self.job.start_s)
+
+    @property
+    def finished_at(self) -> datetime | None:
+        """Return when it ended."""
+        if not self.job:
+            return self.finished_by_hand_at
+        return _time(self.job.end_s) if self.state in ENDS else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return its columns by name, its group, and its place in the queue."""
-        job = self.job and self.job.as_dict()
-        return super().as_dict() | {"group_id": self.group_id, "job": job}
+        """Return what is known of it by name, and its place in the queue as ``job``."""
+        facts = {"group_id": self.group_id, "state": self.state, "reason": self.reason,
+                 "started_at": self.started_at, "finished_at": self.finished_at, "job": None}
+        if job := self.job:
+            facts |= {"attempt": job.attempt, "device": job.device, "predicted_s": job.predicted_s,
+                      "placement": job.placement, "job": {
+                          "priority": job.priority, "retries": max(0, job.attempt - 1),
+                          "last_error": job.reason, "enqueued_at": _time(job.arrival_s)}}
+        return super().as_dict() | facts
 
 
-class Job(Base):
-    """A run's place in the queue: higher ``priority`` first."""
-
-    __tablename__ = "jobs"
-    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), unique=True)
-    queue_id: Mapped[str] = mapped_column(default="default")
-    enqueued_at: Mapped[datetime] = mapped_column(default=now)
-    dequeued_at: Mapped[datetime | None]
-    retries: Mapped[int] = mapped_column(default=0)
-    last_error: Mapped[str] = mapped_column(default="")
-    priority: Mapped[int] = mapped_column(default=0)
+def in_state(state: str) -> sa.ColumnElement[bool]:
+    """Return the condition that a run is in a state."""
+    return sa.or_(Run.state_by_hand == state, Run.job.has(QueueJob.status.in_(STATUSES[state])))
 
 
-def get(session: Session, table: Table, row_id: str) -> Any:
+def get(session: Session, table: type[TableRow], row_id: str) -> Any:
     """Return a row with its relations; NotFoundError names the missing one."""
     row = session.get(table, row_id) if re.fullmatch(ROW_ID, row_id) else None
     if row is None:
         raise NotFoundError(f"there is no {table.__name__.lower()} {row_id}")
     return row
-
-
-def transition(session: Session, run_id: str, state: str, reason: str = "", **facts: Any) -> bool:
-    """Move a run to ``state`` and set ``facts`` (columns of Run); return False if it is there already.
-
-    Sets started_at (of this attempt, if any), finished_at and dequeued_at; a run that goes back to
-    the queue counts a retry with its reason. Raises NotFoundError, and ConflictError for a step that
-    is not in TRANSITIONS; of several who make the same step at once, one gets True.
-    """
-    at, reason = now(), printable(reason)
-    values = {"state": state, "reason": reason, "updated_at": at, **facts}
-    if state == RUNNING:
-        values["started_at"] = at
-    elif state == QUEUED:
-        values["started_at"] = None
-    else:
-        values["finished_at"] = at
-    sources = [source for source, targets in TRANSITIONS.items() if state in targets]
-    step = update(Run).where(Run.id == run_id, Run.state.in_(sources)).values(values)
-    if not session.execute(step).rowcount:
-        current = session.scalar(select(Run.state).where(Run.id == run_id))
-        if current is None:
-            raise NotFoundError(f"there is no run {run_id}")
-        if current == state:
-            return False
-        leads = choices(TRANSITIONS[current]) or "no other state"
-        raise ConflictError(f"the run is {current}, which leads to {leads}; not to {state}")
-    job = update(Job).where(Job.run_id == run_id)
-    if state == RUNNING:
-        session.execute(job.values(dequeued_at=at))
-    if state == QUEUED:
-        session.execute(job.values(retries=Job.retries + 1, last_error=reason, dequeued_at=None))
-    session.expire_all()
-    return True
