@@ -1,6 +1,6 @@
 """How near to the bound, how fast: policies on mixes of the training throughputs that were published with Gavel (OSDI 2020).
 
-    python -m benchmarks.schedule simulation_throughputs.json    # of stanford-futuredata/gavel, scheduler/
+python -m benchmarks.schedule simulation_throughputs.json    # of stanford-futuredata/gavel, scheduler/
 """
 
 import json

@@ -1,6 +1,6 @@
 """Runs of light jobs cut short, and resumed: ``python -m tests.killed KILLS SEED``. What their test and benchmark share.
 
-A run starts in a fork of this process, in which all is imported already. It is killed within half a second of its start: at a random
+A run starts in a fork of this process, in which all is imported already. It is killed within half a second: at a random
 moment or, as some windows are narrow, before one of the statements that its queue executes, each in turn. Some runs are not
 killed, but find that files cannot grow beyond some size, as on a full disk.
 """

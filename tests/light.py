@@ -48,11 +48,11 @@ def trail(devices, threads, path, seconds):
     return {"best_value": 1.0}
 
 
-def tidy(devices, threads, path):
-    """Sleep until it is stopped; leave a line then."""
+def tidy(devices, threads, path, seconds):
+    """Sleep; leave a line when it begins, and one whenever it ends."""
     _leave(path, f"begins {os.getpid()}\n")
     try:
-        time.sleep(60)
+        time.sleep(seconds)
     finally:
         _leave(path, "tidied\n")
 

@@ -1,18 +1,18 @@
 """What the tests of scheduling share."""
 
-from lib.schedule import bounds
-from lib.schedule.policies import registry
-from lib.schedule.problem import feasible
-from lib.schedule.simulation import metrics
-from lib.schedule.simulation.events import simulate
+import numpy as np
 
-WORK_CONSERVING = ("first-come", "shortest-first", "affinity")  # no device is idle while a job could run there
+from lib.schedule import metrics
+from lib.schedule.policies import policy_for
+from lib.schedule.problem import feasible
+from lib.schedule.simulate import simulate
+
 TIMES, DEVICES = "job_id,cpu,gpu\na,10,2\nb,20,4\nc,6,3\n", "device,type,count,idle_w,busy_w\nc,cpu,1,5,50\ng,gpu,1,20,300\n"
 
 
-def figures(problem, name="hybrid", faults=None, **options):
+def figures(problem, name="hybrid", faults=None):
     """Return the figures of a policy on a problem."""
-    return metrics.metrics(simulate(problem, registry.policy(name, **options), faults))
+    return metrics.metrics(simulate(problem, policy_for(name), faults))
 
 
 def files(folder, **texts):
@@ -34,6 +34,6 @@ def check_schedule(outcome, failures=False):
         assert (rows["start_s"].to_numpy()[1:] >= rows["end_s"].to_numpy()[:-1] - 1e-9).all()
     assert feasible(problem)[jobs, types].all()
     assert (start_s >= problem.jobs.arrival_s[jobs] - 1e-9).all()
-    if host := bounds.host_of(problem.jobs, problem.fleet):
+    if np.isfinite(problem.fleet.host_cores):
         together = (start_s <= start_s[:, None]) & (end_s > start_s[:, None] + 1e-9)
-        assert (together @ host.taken[jobs, types] <= host.cores + 1e-9).all()
+        assert (together @ problem.cores[jobs, types] <= problem.fleet.host_cores + 1e-9).all()

@@ -13,7 +13,7 @@ from lib.measure.training import profiled
 from lib.predict import registry
 from lib.predict.advice import advise_operator
 from lib.predict.evaluation import evaluate
-from lib.schedule.runtime import run_record
+from lib.schedule.run import record as run_record
 from tests import refused
 
 COMMITTED = next(path for path in sorted(paths.REFERENCE.glob("*")) if (path / "runs").is_dir())

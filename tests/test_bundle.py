@@ -20,7 +20,7 @@ from lib.measure.networks.case import Case
 from lib.measure.operators import sweep, visitor
 from lib.measure.training import profile_run
 from lib.predict import registry
-from lib.schedule.runtime import run_record
+from lib.schedule.run import record as run_record
 from tests import output_of, refusal, row
 from tests import refused as line
 from tests.conftest import full_disk

@@ -308,7 +308,7 @@ def test_the_command_overwrites_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     times = write(tmp_path / "t.csv", "job_id,cpu\na,4\nb,4\n")
     write(tmp_path / "d.csv", "device,type,count\nhost,cpu,1\n")
-    schedule = "schedule --times t.csv --devices d.csv --policy first-come".split()
+    schedule = "schedule --times t.csv --devices d.csv --policy fcfs".split()
     for option in ("--out", "--trace"):
         assert "is not overwritten" in refusal(*schedule, option, "t.csv")
         assert "No space left on device" in refusal(*schedule, option, "/dev/full")

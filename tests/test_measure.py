@@ -17,7 +17,7 @@ from lib.config.notebooks import MachineParams
 from lib.measure import ceilings, load, machine, statistics, timing, worker
 from lib.measure.cpu_quota import cpu_quota
 from lib.measure.training import summary
-from lib.schedule.runtime import local_site
+from lib.schedule.run import slots
 from tests import python, refused, written
 from tests.conftest import busy_neighbours
 
@@ -218,7 +218,7 @@ def test_threads_slots_and_the_machines_id_follow_the_quota_of_a_container(monke
         monkeypatch.setattr(worker, "cpu_quota", lambda quota=quota: quota)
         machine.fit_quota()
         assert len(worker.own_cores()) == 64, "what others do on all of them is watched"
-        assert worker.usable_cores() == cores == sum(len(slot.cores) for slot in local_site.slots_here())
+        assert worker.usable_cores() == cores == sum(len(slot.cores) for slot in slots.slots_here())
         assert machine.hardware.__wrapped__().get("usable_cores", 64) == cores
     assert set_to == [2, 2, 1]
 

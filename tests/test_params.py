@@ -9,7 +9,7 @@ from papermill.translators import PythonTranslator
 from lib import paths
 from lib.config import base, notebooks
 from lib.errors import InputError
-from lib.schedule.runtime import jobs_file
+from lib.schedule.run import jobs
 from tests import refused
 from tests.doors.definitions import LOADERS
 
@@ -128,4 +128,4 @@ def test_yaml_is_version_1_2(tmp_path):
 
 def test_the_jobs_of_a_notebook_are_a_file(home):
     with refused("nowhere.csv is missing"):
-        jobs_file.run_trial("nowhere.csv", ["W1"], 2, 1.0)
+        jobs.run_trial("nowhere.csv", ["W1"], 2, 1.0)

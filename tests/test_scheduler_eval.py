@@ -11,7 +11,7 @@ from matplotlib.colors import to_hex
 from lib.config import definitions
 from lib.schedule import experiments, job_mixes, scenarios
 from lib.schedule.gantt import gantt
-from lib.schedule.policies.registry import policy
+from lib.schedule.policies import policy_for
 from lib.schedule.problem import Fleet, Jobs, Problem
 
 
@@ -24,10 +24,10 @@ def test_a_policy_without_a_device_is_left_out():
     def draw(kind):
         return lambda seed: Problem(Jobs.plain(3), Fleet.from_counts({kind: 2}), np.ones((3, 1)), np.ones((3, 1)))
 
-    policies = {name: policy(name) for name in ("cpu-only", "gpu-only", "fastest")}
+    policies = {name: policy_for(name) for name in ("cpu-only", "gpu-only", "met")}
     table = experiments.compare({kind: draw(kind) for kind in ("cpu", "gpu")}, policies, 1)
     compared = table.groupby("mix")["policy"].agg(list)
-    assert compared.to_dict() == {"cpu": ["cpu-only", "fastest"], "gpu": ["gpu-only", "fastest"]}
+    assert compared.to_dict() == {"cpu": ["cpu-only", "met"], "gpu": ["gpu-only", "met"]}
     assert table["ratio"].tolist() == pytest.approx([4 / 3] * 4), "two devices share three jobs of 1 s"
 
 
@@ -42,7 +42,7 @@ def test_errors_change_what_they_say():
     assert 10 < changed.sum() < 40 and (swapped[changed] == problem.predicted_s[changed][:, ::-1]).all()
     assert (experiments.without_predictions(problem).predicted_s == 1).all()
     cases = {sigma: (lambda seed, sigma=sigma: experiments.noisy(draw(seed), sigma, seed)) for sigma in (0.0, 1.0)}
-    ratio = experiments.compare(cases, {"longest-first": policy("longest-first")}, 3).groupby("mix")["ratio"].mean()
+    ratio = experiments.compare(cases, {"lpt": policy_for("lpt")}, 3).groupby("mix")["ratio"].mean()
     assert 1 <= ratio[0.0] < ratio[1.0]
 
 

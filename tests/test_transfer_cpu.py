@@ -25,7 +25,7 @@ from lib.predict.operators.fine_tuning import fine_tuned
 from lib.predict.scores import score
 from lib.predict.transfer_cpu import Host
 from lib.schedule import scenarios
-from lib.schedule.runtime import local_site
+from lib.schedule.run import slots
 from lib.tables import columns
 from lib.work import networks
 from tests import advice_on, called
@@ -329,15 +329,15 @@ def test_cores_that_neighbours_hold_are_not_free(monkeypatch, others, stolen, fr
 def test_advice_and_slots_have_fewer_threads_beside_a_busy_neighbour(home, monkeypatch):
     advice, of_gpu = (advice_on(device, "simple_cnn", 1, "3x28x28") for device in ("cpu", "t4"))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(local_site, "allowed_cores", lambda: [0, 1])
+    monkeypatch.setattr(slots, "allowed_cores", lambda: [0, 1])
     monkeypatch.setattr(load, "free_cores", lambda: 2)
     assert advise_text.cpu_load_note(advice, 2).startswith("The CPU's time is that of an idle machine with 2 threads")
-    assert local_site.slots_here(1)[0].threads == 2
+    assert slots.slots_here(1)[0].threads == 2
     monkeypatch.setattr(load, "free_cores", lambda: 1)
     note = advise_text.cpu_load_note(advice, 1)
     assert note.endswith("; others hold cores now: set OMP_NUM_THREADS=1 meanwhile.")
     for count in (1, 2):
-        assert [slot.threads for slot in local_site.slots_here(count) if slot.cores] == [1] * count
+        assert [slot.threads for slot in slots.slots_here(count) if slot.cores] == [1] * count
     assert advise_text.cpu_load_note(of_gpu, 1) == "" and "note" not in advise_text.records(of_gpu)[0]
 
 

@@ -12,7 +12,7 @@ def _readers() -> dict:
     """Return who reads what a bundle holds besides tables, by kind."""
     from lib import store
     from lib.predict import registry
-    from lib.schedule.runtime import run_record
+    from lib.schedule.run import record as run_record
 
     return {"model": registry.load, "record": run_record.ends, "summary": store.read_json}
 

@@ -11,15 +11,15 @@ from lib.errors import InputError
 def _schedule(options: argparse.Namespace) -> None:
     import json
 
-    from lib.schedule import api, problem_files
+    from lib.schedule import answers, problem_files
 
     if options.out and options.trace and options.out.resolve() == options.trace.resolve():
         raise InputError(f"--out and --trace are both {options.out}; name two files")
     problem = problem_files.read(options.times, options.devices, options.jobs, options.actual, options.energy)
     high_s = problem_files.read_high(options.high, problem, options.times) if options.high else None
-    answer = api.schedule(problem, options.policy, options.objective, high_s, options.time_limit_risk)
+    answer = answers.schedule(problem, options.policy, options.objective, high_s, options.time_limit_risk)
     answer.write(options.out, options.trace)
-    print(json.dumps(answer.figures | answer.risks, indent=1) if options.json else api.text(answer))
+    print(json.dumps(answer.figures | answer.risks, indent=1) if options.json else answers.text(answer))
 
 
 def _run_jobs(options: argparse.Namespace) -> bool:
@@ -71,22 +71,19 @@ def add(verbs) -> None:
              option("--times", "CSV: job_id and one column of seconds per device type", a_path, required=True),
              option("--devices", "CSV: device, type, count; memory, cores, watts, price", a_path, required=True),
              option("--jobs",
-                    "CSV: job_id and arrival_s, deadline_s, memory_mb, memory_high_mb, cpu_cores, workload_id, devices, "
-                    "user, weight", a_path),
+                    "CSV: job_id and arrival_s, deadline_s, memory_mb, cpu_cores, workload_id, devices", a_path),
              option("--actual", "CSV like --times: the actual times; policies see --times", a_path),
              option("--energy",
                     "CSV: job_id, one column of joules per device type, source (measured, modelled or assumed; default "
                     "measured); missing values: the watts of --devices, assumed", a_path),
              option("--high",
-                    "CSV like --times: the high ends of their 90 %% ranges; the plan is that of least expected cost, and "
-                    "the answer says how likely each deadline is kept, and proposes time limits", a_path),
+                    "CSV like --times: the high ends of their 90 %% ranges; the answer says how likely each deadline is kept, "
+                    "and proposes time limits", a_path),
              option("--time-limit-risk",
                     "with --high: the probability with which a job may overrun its time limit (default 0.05)",
                     number(0, 1, above=True), 0.05, metavar="RISK"),
              option("--policy", "hybrid (default), or a baseline; an unknown name lists all", default="hybrid"),
-             option("--objective",
-                    "for hybrid: makespan, mean_jct, p99_jct, deadline, energy, price, fair (shares of the users of --jobs)",
-                    default="makespan"),
+             option("--objective", "for hybrid: makespan, mean_jct, p99_jct, deadline, energy, price", default="makespan"),
              option("--out", "write the schedule to this new CSV", new_file),
              option("--trace", "write a Chrome trace, which ui.perfetto.dev opens, to this new JSON", new_file),
              flag("--json", "print the figures as one object"))

@@ -8,7 +8,6 @@ others, EuroSys 2020. Seconds of waiting jobs are arrays (waiting, types), inf w
 import numpy as np
 
 from lib.schedule import bounds
-from lib.schedule.problem import Fleet
 from lib.schedule.state import Action, Policy, Predict, Starts, State
 
 AGING = 2.0  # of the key of affinity, in the seconds that a job has waited

@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from lib import csv_files, paths
+from lib import csv_files
+from lib.measure import archive
 from lib.schedule import bounds, risk
 from lib.schedule.metrics import metrics
 from lib.schedule.policies import missing_device, policy_for
@@ -17,7 +18,7 @@ from lib.schedule.state import Policy
 
 COLUMNS = ["mix", "seed", "policy", "makespan_s", "lower_bound_s", "ratio", "mean_jct_s", "p99_jct_s",
            "mean_slowdown", "energy_j", "energy_source", "decide_s"]
-_HELD_OUT = paths.REFERENCE / "amd-epyc-2c-ea2da3d4" / "predictions" / "networks.csv"
+_HELD_OUT = "predictions/networks.csv"  # of a reference machine
 _DUE = (0.8, 1.4)  # deadlines over planned ends
 
 
@@ -79,13 +80,15 @@ def without_predictions(problem: Problem) -> Problem:
 
 # --------------------------------------------------------------------------------------- deadlines
 
-def deadlines_of_networks(seeds: int, count: int = 12) -> pd.DataFrame:
+def deadlines_of_networks(seeds: int, reference: str = "", count: int = 12) -> pd.DataFrame:
     """Return for drawn deadlines the stated ``probability`` and whether they were ``kept``.
 
     The jobs are ``count`` inference passes of networks on two CPU slots. The model of the CPU never saw
     these networks: jobs are planned by the predictions, and run for the measured times.
     """
-    table = csv_files.frame(_HELD_OUT)
+    what = "held-out predictions of networks"
+    machine, _ = archive.stand_in(_HELD_OUT, what, reference)
+    table = csv_files.frame(archive.machine_with(_HELD_OUT, what, machine)[1])
     usable = (table["mode"] == "infer") & (table["verdict"] != "unusable") & ~table["tuning"].astype(bool)
     rng, policy, rows = np.random.default_rng(5), policy_for("fcfs"), []
     for seed in range(seeds):

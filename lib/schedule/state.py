@@ -1,7 +1,7 @@
 """What a policy sees (State, Predict) and what it answers (Start, Restart, Wait), in simulations and real runs alike.
 
-A policy is a function ``policy(state, predict) -> list of Start | Restart | Wait``. A State is made anew for each decision; what
-a policy wants to remember between decisions it keeps in ``state.memory``, which is empty when a run resumes.
+A policy is a function ``policy(state, predict) -> list of Start | Restart | Wait``. A State is made anew for each decision.
+What a policy wants to remember between decisions it keeps in ``state.memory``, which is empty when a run resumes.
 """
 
 from collections.abc import Callable, Sequence
@@ -89,7 +89,7 @@ class State:
     """The jobs and devices at one moment. Jobs, devices and types are numbers: rows of ``jobs``, ``fleet`` and their tables.
 
     ``waiting``: jobs in the order of their arrival. ``free``: idle devices in the order of the fleet. ``running``: one entry
-XX
+    XX
     """
 
     jobs: Jobs
