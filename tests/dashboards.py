@@ -1,4 +1,4 @@
-"""A dashboard for tests: a dispatcher that only remembers, rows to look at, and a PostgreSQL."""
+"""A dashboard for tests: a runner that only remembers, rows to look at, and a PostgreSQL."""
 
 import os
 import shutil
@@ -9,45 +9,37 @@ from unittest.mock import Mock
 
 import pandas as pd
 import pytest
-from fastapi import APIRouter
 from fastapi.testclient import TestClient
+from sqlalchemy import update
 
-from lib.dashboard import database as db
-from lib.dashboard import schemas
+from lib import paths
+from lib.dashboard import api, bodies, outputs, plan
+from lib.dashboard import tables as db
 from lib.dashboard.app import create_app
-from lib.dashboard.database_engine import Database
-from lib.dashboard.operations import Operations
+from lib.dashboard.database import Database
+from lib.schedule.run.queue import QueueJob
 
 TOKEN = "a-token-of-the-tests-0123456789"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
-TINY = {"root": "synthetic:pathmnist", "model_flavour": "simple_cnn", "loss_name": "cross_entropy", "epochs": 2,
-        "load_pretrained": False}
+TINY = {"root": "synthetic:pathmnist", "model_flavour": "simple_cnn", "loss_name": "cross_entropy",
+        "epochs": 2, "load_pretrained": False}
 NOTEBOOK = {"notebook": "notebooks/02_profile.ipynb", "parameters": {"source": "replay"}}
 
 
-def remembering(database):
-    """Return a dispatcher that remembers its calls; ``planned`` are the rows of its plan."""
-    def cancel(run_id):
-        with database.writing() as session:
-            return not dispatcher.has_ended(run_id) and db.transition(session, run_id, db.CANCELLED, "cancelled")
-
-    def table(rows):
-        names = list(schemas.PlannedOut.model_fields)
-        return pd.DataFrame(rows, columns=names[:len(rows[0])] if rows else names).reindex(columns=names)
-
-    dispatcher = Mock(router=APIRouter(), cancel=cancel, planned=[], tried=[], **{"has_ended.return_value": False},
-                      plan=lambda: table(dispatcher.planned), attempts=lambda _: table(dispatcher.tried))
-    return dispatcher
+def remembering():
+    """Return a runner that remembers its calls; ``planned`` are the rows of its plan."""
+    runner = Mock(planned=[], plan=lambda: pd.DataFrame(runner.planned, columns=list(plan.COLUMNS)))
+    return runner
 
 
 class Site:
-    """An application over one database, with clients that know the token, and a project with a configuration."""
+    """An application over one database, with clients that know the token."""
 
     def __init__(self, url=None, wait_s=5.0, **settings):
         self.database = Database(url, wait_s)
-        self.dispatcher = remembering(self.database)
-        self.operations = Operations(self.database, self.dispatcher)
-        self.app = create_app(self.operations, TOKEN, **settings)
+        self.runner = remembering()
+        self.board = api.Board(self.database, self.runner, TOKEN, "http://127.0.0.1:5000")
+        self.app = create_app(self.board, **settings)
         self.api = self._client(headers=BEARER)
         self.page = self._client(headers={"Origin": "http://dashboard"})
         self.stranger = self._client(follow_redirects=False)
@@ -57,12 +49,12 @@ class Site:
         return TestClient(self.app, base_url="http://dashboard", **settings)
 
     def clear(self):
-        """Forget all rows, and what the dispatcher was asked for."""
+        """Forget all rows, and what the runner was asked for."""
         with self.database.writing() as session:
             for table in reversed(db.Base.metadata.sorted_tables):
                 session.execute(table.delete())
-        self.dispatcher.reset_mock()
-        self.dispatcher.configure_mock(planned=[], tried=[], **{"has_ended.return_value": False})
+        self.runner.reset_mock()
+        self.runner.configure_mock(planned=[])
 
     def get(self, path, **params):
         """Return what the API answers."""
@@ -77,25 +69,32 @@ class Site:
         return self.api.post(f"/api/v1/{path}", json=body)
 
     def project(self, name="demo"):
-        return self.operations.add(db.Project, {"name": name})
+        return self.database.add(db.Project, {"name": name})
 
-    def config(self, project, name="tiny", content=NOTEBOOK):
-        return self.operations.save_config(schemas.ConfigIn(project_id=project.id, name=name, config=content))
+    def config(self, project, name="tiny", content=NOTEBOOK, **more):
+        body = bodies.ConfigIn(project_id=project.id, name=name, config_json=content, **more)
+        return self.database.get(db.TrainConfig, api.add_config(self.board, body)["id"])
 
     def run(self, config=None, **wanted):
         config = config or self.config(self.project())
-        return self.operations.queue_run(config.id, schemas.RunIn(**wanted))
+        return self.database.get(db.Run, api.queue_run(self.board, config.id, bodies.RunIn(**wanted))["id"])
 
-    def move(self, run, state, reason="", **facts):
+    def move(self, run, status, **facts):
+        """Set the status of a run in the queue, and other columns."""
+        job = update(QueueJob).where(QueueJob.job_id == run.id)
         with self.database.writing() as session:
-            return db.transition(session, run.id, state, reason, **facts)
+            session.execute(job.values(status=status, **facts))
 
-    def output(self, run_id, *lines, attempt=1, **metrics):
-        """Add numbered lines of a run, and metrics at a step."""
-        with self.database.writing() as session:
-            db.add_logs(session, run_id, attempt, lines)
-            if metrics:
-                db.add_metrics(session, run_id, **metrics)
+    def write(self, run, name, text):
+        """Append text to a file of a run."""
+        with (paths.DATA / run.folder / name).open("a") as file:
+            file.write(text)
+
+    def report(self, run, *rows):
+        """Append rows of step, epoch, name and value to the history of a run."""
+        path = paths.DATA / run.folder / outputs.HISTORY
+        head = "" if path.exists() else "step,epoch,name,value,wall_time_s\n"
+        self.write(run, outputs.HISTORY, head + "".join(f"{','.join(map(str, row))},1.0\n" for row in rows))
 
 
 class Postgres:

@@ -1,111 +1,100 @@
-"""A dashboard whose server and agents are killed at random moments and started again, until all runs have ended.
+"""A runner of the dashboard that is killed at random moments and started again, until all runs have ended.
 
-Each run leaves a line for each time that it begins and ends, with the time of this host's monotonic clock: so it is seen
-whether any two ever ran the same run at once.
+Each run leaves a line whenever it begins and ends, with the time of this host's monotonic clock: so it
+is seen whether a run ever ran twice at once. ``python -m tests.killed_queue FOLDER`` leads its queue.
 """
 
 import json
+import os
 import random
+import subprocess
+import sys
 import time
-from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 
-from tests import agents as processes
-
-
-def count_of(database, *conditions):
-    from sqlalchemy import func, select
-
-    from lib.dashboard import database as db
-
-    with database.reading() as session:
-        return session.scalar(select(func.count(db.Run.id)).where(*conditions))
+ROOT = Path(__file__).parent.parent
+SLOTS = 2
 
 
-def wait_until_running(database, count):
-    """Return when so many runs have begun."""
-    from lib.dashboard import database as db
+def opened(folder, wait_s=5.0):
+    """Return the database of a folder, and a runner of it with light slots."""
+    from lib.dashboard.database import Database
+    from lib.dashboard.runner import Runner
+    from lib.schedule.run.slots import Slot
 
-    processes.until(lambda: count_of(database, db.Run.started_at.is_not(None)) >= count, 60)
+    database = Database(f"sqlite:///{folder}/dashboard.db", wait_s)
+    slots = [Slot(f"cpu[{number}]", cores=(0,), core_count=1) for number in range(SLOTS)]
+    return database, Runner(database, slots, warm_up="")
+
+
+def add_runs(database, calls):
+    """Add queued runs of (call, arguments), as the API does; return their ids."""
+    from lib.dashboard import tables as db
+    from lib.schedule.run.queue import QueueJob
+
+    ids = []
+    with database.writing() as session:
+        session.add(project := db.Project(name=os.urandom(8).hex()))
+        session.flush()
+        for number, (call, arguments) in enumerate(calls):
+            own = {"project_id": project.id, "name": f"r{number}"}
+            config = db.TrainConfig(**own, kind="light", config_hash=f"{call} {number}", config_json={})
+            session.add(run := db.Run(**own, folder=f"{project.id}/{number}", config=config))
+            session.flush()
+            session.add(QueueJob(job_id=run.id, task=call, arguments=arguments, job_class=call,
+                                 arrival_s=time.time(), status=db.PREDICTING))
+            ids.append(run.id)
+    return ids
+
+
+def start(folder, log=subprocess.DEVNULL):
+    return subprocess.Popen([sys.executable, "-m", "tests.killed_queue", str(folder)], cwd=ROOT, stderr=log)
 
 
 def wrong_in(database, ids, trails):
-    """Return what is wrong with the ends of runs, and how many attempts they had."""
-    from sqlalchemy import select
+    """Return what is wrong with the ends of runs, and how often they began."""
+    from lib.dashboard import tables as db
 
-    from lib.dashboard import database as db
-
-    wrong, begins, lines = [], 0, {}
-    with database.reading() as session:
-        states = dict(session.execute(select(db.Run.id, db.Run.state)).all())
-        for line in session.scalars(select(db.RunLog).order_by(db.RunLog.id)):
-            lines.setdefault((line.run_id, line.attempt), []).append(line.n)
-    wrong += [f"{run_id} is {states[run_id]}" for run_id in ids if states[run_id] != "finished"]
-    wrong += [f"{key} has lines {numbers[:9]}..." for key, numbers in lines.items()
-              if numbers != list(range(1, len(numbers) + 1))]
+    wrong, begins = [], 0
     for run_id, trail in zip(ids, trails, strict=True):
+        state = database.get(db.Run, run_id).state
         events = [json.loads(line) for line in trail.read_text().splitlines()] if trail.exists() else []
-        kinds = [what for what, *_ in events]
+        kinds = [kind for kind, *_ in events]
         begins += kinds.count("begins")
-        if "ends" not in kinds:
-            wrong.append(f"{run_id} never ended")
-        wrong += [f"{run_id} ran twice at once: {pid} until {second_s}, {other} from {first_s}"
-                  for (_, first_s, pid), (what, second_s, other) in pairwise(events) if other != pid and what == "ends"]
+        if state != "finished" or "ends" not in kinds:
+            wrong.append(f"{run_id} is {state}: {kinds}")
+        wrong += [f"{run_id} ran twice at once" for (_, first_s, pid), (kind, second_s, other) in pairwise(events)
+                  if other != pid and kind == "ends"]
     return wrong, begins
 
 
-class Cluster:
-    """A server and its agents."""
+def run(folder, runs, kills, every_s, within_s=120.0):
+    """Run light runs while their leader is killed; return what became of them."""
+    from lib.dashboard import tables as db
 
-    def __init__(self, folder, agents, silent_s):
-        self.folder, self.silent_s, self.port = folder, silent_s, processes.free_port()
-        self.log = (folder / "log").open("a")
-        self.names = [f"a{number}" for number in range(agents)]
-        self.processes = {name: self.start(name) for name in ("server", *self.names)}
-
-    @property
-    def url(self):
-        return f"http://127.0.0.1:{self.port}"
-
-    def start(self, name):
-        words = ("serve", self.folder, self.port, self.silent_s) if name == "server" else ("agent", self.url, name)
-        return processes.start(*words, log=self.log)
-
-    def kill(self, name):
-        self.processes[name].kill()
-        self.processes[name].wait()
-        self.processes[name] = self.start(name)
-
-    def close(self):
-        for process in self.processes.values():
-            process.kill()
-            process.wait()
-        self.log.close()
-
-
-def run(folder, runs, agents, kills, silent_s, every_s, within_s=120.0):
-    """Run light runs while processes are killed; return what became of them."""
-    from lib.dashboard import database as db
-    from lib.dashboard.database_engine import Database
-
-    draw, killed = random.Random(0), Counter()
+    draw, killed, begin = random.Random(0), 0, time.monotonic()
     trails = [folder / f"run-{number}" for number in range(runs)]
-    calls = [("tests.light:trail", {"path": str(trail), "seconds": draw.uniform(0.05, 0.4)}) for trail in trails]
-    database = Database(f"sqlite:///{folder}/dashboard.db")
-    ids, begin = processes.add_runs(database, calls), time.monotonic()
-    cluster = Cluster(folder, agents, silent_s)
+    database, _ = opened(folder)
+    ids = add_runs(database, [("tests.light:trail", {"path": str(trail), "seconds": draw.uniform(0.05, 0.4)})
+                              for trail in trails])
+    leader, next_s = start(folder), begin + draw.uniform(*every_s)
     try:
-        ended, next_s = 0, begin + 1.5
-        while ended < runs and time.monotonic() < begin + within_s:
+        while time.monotonic() < begin + within_s:
             time.sleep(0.1)
-            if killed.total() < kills and time.monotonic() > next_s:
-                name = draw.choice(["server", *cluster.names])
-                cluster.kill(name)
-                killed["server" if name == "server" else "agents"] += 1
-                next_s = time.monotonic() + draw.uniform(*every_s)
-            ended = count_of(database, db.Run.state.in_(db.ENDS))
+            if sum(row.state in db.ENDS for row in database.rows(db.Run)) == runs and killed == kills:
+                break
+            if killed < kills and time.monotonic() > next_s:
+                leader.kill()
+                leader.wait()
+                leader, killed, next_s = start(folder), killed + 1, time.monotonic() + draw.uniform(*every_s)
     finally:
-        cluster.close()
+        leader.kill()
+        leader.wait()
     wrong, begins = wrong_in(database, ids, trails)
-    return {"runs": runs, "ended": ended, "kills": killed.total(), "killed": dict(killed), "attempts": begins,
-            "seconds": round(time.monotonic() - begin, 1), "wrong": wrong}
+    return {"runs": runs, "kills": killed, "begun": begins, "seconds": round(time.monotonic() - begin, 1), "wrong": wrong}
+
+
+if __name__ == "__main__":
+    opened(Path(sys.argv[1]))[1].start()
+    time.sleep(3600)

@@ -1,1 +1,15 @@
-"""The dashboard: projects, configurations, runs and agents in a database, a REST API, and pages that follow them live."""
+"""The dashboard: projects, configurations and runs in a database, a queue, a REST API and pages.
+
+From the ground up::
+
+    bodies           what requests bring and answers hold, checked by pydantic
+    tables, database the rows, their states, and the connection to SQLite or PostgreSQL
+    configurations   the check of a configuration: a fine-tune, or a notebook with its parameters
+    inventory        the devices of this machine
+    predictions      how long a run takes on a device (advice: by the cost models)
+    runner           places waiting runs on devices
+    operations       each change, in one transaction
+    outputs          what a run has written: log, curves, files
+    api, pages       the REST API; the pages
+    access, app      the token; everything as one application
+"""

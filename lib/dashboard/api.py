@@ -1,81 +1,344 @@
-"""The REST API under /api/v1: requests are checked by their schemas, answers are rows, errors one readable line."""
+"""The REST API under /api/v1: bodies are checked, answers are rows, errors one readable line.
 
-from collections.abc import Callable
-from functools import partial
-from inspect import getdoc
-from typing import Any
+The pages call the same functions.
+"""
 
-from fastapi import APIRouter, Depends
+import math
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Request
 from fastapi.security import HTTPBearer
-from pydantic import BaseModel
+from sqlalchemy import delete, select, update
+from sqlalchemy.orm import Session
 
-from lib.dashboard import database as db
-from lib.dashboard import events, schemas
-from lib.dashboard.operations import Operations
-from lib.dashboard.schemas import OUT
+from lib import files, paths
+from lib.config.base import whole
+from lib.dashboard import bodies, configurations, inventory, outputs
+from lib.dashboard import tables as db
+from lib.dashboard.database import Database
+from lib.dashboard.fields import FieldsError, GpuIndex, RowId
+from lib.dashboard.runner import Runner
+from lib.dashboard.tables import ConflictError, NotFoundError
+from lib.errors import choices
+from lib.schedule.run.jobs_file import NOTEBOOK
+from lib.schedule.run.queue import QueueAttempt, QueueJob
 
-_TABLES = {"projects": (db.Project, schemas.ProjectIn), "groups": (db.Group, schemas.GroupIn),
-           "datasets": (db.Dataset, schemas.DatasetIn), "models": (db.Model, schemas.ModelIn),
-           "augmentations": (db.Augmentation, schemas.AugmentationIn), "agents": (db.Agent, schemas.AgentIn)}
-
-
-class Line(BaseModel):
-    """An error in one line; of a wrong body also by field."""
-
-    detail: str
-    errors: dict[str, str] = {}
-
-
-PROTECTED = {"dependencies": [Depends(HTTPBearer(auto_error=False))], "responses": {
-    status: {"model": Line, "description": text} for status, text in (
-        (401, "No token, or a wrong one"), (404, "No such row"), (409, "Does not fit what is there"),
-        (410, "The session of the agent is over; register again"), (413, "Too large"), (422, "Wrong input"),
-        (503, "The database is locked or gone, or the agent's name is taken; try again"))}}
+Row = dict[str, Any]
+Limit = whole(1, 500)
+Offset = whole(0, 1_000_000_000)
+TABLES = {"projects": db.Project, "groups": db.Group, "datasets": db.Dataset, "models": db.Model,
+          "augmentations": db.Augmentation, "agents": db.Agent, "configs": db.TrainConfig}
+Kind = Literal[tuple(TABLES)]
+ERRORS = {401: "No token, or a wrong one", 404: "No such row", 409: "Does not fit what is there",
+          413: "Too large", 422: "Wrong input", 503: "The database is locked or gone; try again"}
 
 
-def router(operations: Operations) -> APIRouter:
-    """Return all endpoints but those that agents talk to."""
-    api = APIRouter(prefix="/api/v1", **PROTECTED)
+@dataclass(frozen=True)
+class Board:
+    """What endpoints work on: the database, the runner, the token, and the address of MLflow."""
 
-    def add(request: str, endpoint: Callable[..., Any], shown: Any, status: int = 200) -> None:
-        (method, path), text = request.split(), getdoc(getattr(endpoint, "func", endpoint))
-        api.add_api_route(path, endpoint, methods=[method], status_code=status, response_model=shown, tags=[path.split("/")[1]],
-                          summary=text.partition("\n")[0], description=text)
+    database: Database
+    runner: Runner
+    token: str
+    mlflow_url: str = ""
 
-    def added(table: db.Table, wanted: type[BaseModel]) -> Callable[..., Any]:
-        def new(body: wanted):
-            return operations.add(table, body.model_dump())
 
-        new.__doc__ = f"Add a row: {table.__doc__}"
-        return new
+def _board(request: Request) -> Board:
+    return request.app.state.board
 
-    def authenticated():
-        """Return that the token is right; without it no request gets here."""
-        return {"authenticated": True}
 
-    run, config, gpu, agent = (OUT[table] for table in (db.Run, db.TrainConfig, db.Gpu, db.Agent))
-    for name, (table, wanted) in _TABLES.items():
-        add(f"GET /{name}", partial(operations.rows, table), list[OUT[table]])
-        add(f"GET /{name}/{{row_id}}", partial(operations.get, table), OUT[table])
-        add(f"POST /{name}", added(table, wanted), OUT[table], 201)
-    add("POST /agents/gpus", added(db.Gpu, schemas.GpuIn), gpu, 201)
-    add("GET /agents/{agent_id}/gpus", operations.gpus, list[gpu])
-    add("POST /agents/{row_id}/refresh", partial(operations.get, db.Agent), agent)  # agents send news by themselves
-    for word, reserved in (("reserve", True), ("release", False)):
-        add(f"POST /agents/{{agent_id}}/gpus/{{index}}/{word}", partial(operations.allocate, reserved), gpu)
-    add("POST /configs", operations.save_config, config, 201)
-    add("GET /configs/{row_id}", partial(operations.get, db.TrainConfig), config)
-    add("GET /configs/project/{project_id}", operations.configs, list[config])
-    add("POST /configs/{config_id}/validate", operations.validate_config, schemas.ValidityOut)
-    add("POST /runs/from-config/{config_id}", operations.queue_run, run, 201)
-    add("GET /runs", operations.runs, list[run])
-    add("GET /runs/{row_id}", partial(operations.get, db.Run), run)
-    add("DELETE /runs/{run_id}", operations.delete, run)
-    for word, change in operations.changes.items():
-        add(f"POST /runs/{{run_id}}/{word}", change, run)
-    for word, table in (("logs", db.RunLog), ("metrics", db.RunMetric)):
-        add(f"GET /runs/{{run_id}}/{word}", partial(operations.outputs, table), list[OUT[table]])
-    add("GET /schedule", operations.schedule, list[schemas.PlannedOut])
-    add("GET /auth", authenticated, dict[str, bool])
-    events.add_stream(api, "/runs/{run_id}/events", operations.database)
-    return api
+Here = Annotated[Board, Depends(_board)]
+api = APIRouter(prefix="/api/v1", dependencies=[Depends(HTTPBearer(auto_error=False))], responses={
+    status: {"model": bodies.ErrorOut, "description": text} for status, text in ERRORS.items()})
+
+
+def _dicts(rows: list[db.TableRow]) -> list[Row]:
+    return [row.as_dict() for row in rows]
+
+
+@api.post("/projects", status_code=201, tags=["projects"])
+def add_project(board: Here, body: bodies.ProjectIn) -> Row:
+    """Add a project."""
+    return board.database.add(db.Project, body.model_dump()).as_dict()
+
+
+@api.post("/groups", status_code=201, tags=["groups"])
+def add_group(board: Here, body: bodies.GroupIn) -> Row:
+    """Add a group of configurations to a project."""
+    return board.database.add(db.Group, body.model_dump()).as_dict()
+
+
+@api.post("/datasets", status_code=201, tags=["datasets"])
+def add_dataset(board: Here, body: bodies.DatasetIn) -> Row:
+    """Add a dataset."""
+    return board.database.add(db.Dataset, body.model_dump()).as_dict()
+
+
+@api.post("/models", status_code=201, tags=["models"])
+def add_model(board: Here, body: bodies.ModelIn) -> Row:
+    """Add a network."""
+    return board.database.add(db.Model, body.model_dump()).as_dict()
+
+
+@api.post("/augmentations", status_code=201, tags=["augmentations"])
+def add_augmentation(board: Here, body: bodies.AugmentationIn) -> Row:
+    """Add an augmentation."""
+    return board.database.add(db.Augmentation, body.model_dump()).as_dict()
+
+
+@api.post("/agents", status_code=201, tags=["agents"])
+def add_agent(board: Here, body: bodies.AgentIn) -> Row:
+    """Enter a machine by hand."""
+    return board.database.add(db.Agent, body.model_dump()).as_dict()
+
+
+@api.post("/agents/refresh", tags=["agents"])
+def refresh_agents(board: Here) -> list[Row]:
+    """Read the devices of this machine again; return all machines."""
+    board.runner.refresh()
+    return list_rows(board, "agents", 500)
+
+
+@api.post("/agents/gpus", status_code=201, tags=["agents"])
+def add_gpu(board: Here, body: bodies.GpuIn) -> Row:
+    """Enter a card of a machine by hand."""
+    return board.database.add(db.Gpu, body.model_dump()).as_dict()
+
+
+@api.get("/agents/{agent_id}/gpus", tags=["agents"])
+def list_gpus(board: Here, agent_id: RowId) -> list[Row]:
+    """Return the cards of a machine."""
+    return _dicts(board.database.get(db.Agent, agent_id).gpus)
+
+
+@api.post("/agents/{agent_id}/gpus/{index}/{change}", tags=["agents"])
+def allocate_gpu(board: Here, agent_id: RowId, index: GpuIndex,
+                 change: Literal["reserve", "release"]) -> Row:
+    """Reserve a card, so that no run is placed on it, or release it."""
+    reserved = change == "reserve"
+    with board.database.writing() as session:
+        gpu = session.scalar(select(db.Gpu).filter_by(agent_id=agent_id, index=index).with_for_update())
+        if gpu is None:
+            raise NotFoundError(f"agent {agent_id} has no GPU {index}")
+        if gpu.is_allocated == reserved:
+            raise ConflictError(f"GPU {index} is {'reserved' if reserved else 'free'} already")
+        gpu.is_allocated = reserved
+    board.runner.refresh()
+    return gpu.as_dict()
+
+
+@api.post("/configs", status_code=201, tags=["configs"])
+def add_config(board: Here, body: bodies.ConfigIn) -> Row:
+    """Save a configuration: other content under the same name is the next version."""
+    checked = configurations.check_config(body.config_json)
+    with board.database.writing() as session:
+        db.get(session, db.Project, body.project_id)
+        if body.group_id and db.get(session, db.Group, body.group_id).project_id != body.project_id:
+            raise ConflictError("the group is of another project")
+        earlier = session.scalars(select(db.TrainConfig).filter_by(
+            project_id=body.project_id, name=body.name)).all()
+        for config in earlier:
+            if config.config_hash == checked.digest:
+                raise ConflictError(f"{body.name} has this content already: version {config.version}")
+        config = db.TrainConfig(
+            project_id=body.project_id, group_id=body.group_id, name=body.name, kind=checked.kind,
+            config_json=checked.values, config_hash=checked.digest, version=len(earlier) + 1)
+        session.add(config)
+    return config.as_dict()
+
+
+@api.get("/configs/project/{project_id}", tags=["configs"])
+def list_configs(board: Here, project_id: RowId, limit: Limit = 100, offset: Offset = 0) -> list[Row]:
+    """Return the configurations of a project, the newest first."""
+    board.database.get(db.Project, project_id)
+    return _dicts(board.database.rows(db.TrainConfig, limit=limit, offset=offset, project_id=project_id))
+
+
+@api.post("/configs/{config_id}/validate", tags=["configs"])
+def validate_config(board: Here, config_id: RowId) -> Row:
+    """Check a saved configuration again; return ``valid`` and the ``errors`` by field."""
+    try:
+        configurations.check_config(board.database.get(db.TrainConfig, config_id).config_json)
+    except FieldsError as error:
+        return {"valid": False, "errors": error.errors}
+    return {"valid": True, "errors": {}}
+
+
+# ------------------------------------------------------------------------------ runs
+
+@api.post("/runs/from-config/{config_id}", status_code=201, tags=["runs"])
+def queue_run(board: Here, config_id: RowId, body: bodies.RunIn) -> Row:
+    """Queue a run of a configuration."""
+    config = board.database.get(db.TrainConfig, config_id)
+    checked = configurations.check_config(config.config_json)
+    with board.database.writing() as session:
+        types = inventory.device_types(session, body.agent_id, body.gpu_indices)
+        run = db.Run(project_id=config.project_id, config_id=config.id, name=_next_name(session, config),
+                     folder=str(_new_folder(config, checked).relative_to(paths.DATA)), agent_id=body.agent_id,
+                     gpu_indices=body.gpu_indices, **checked.facts)
+        session.add(run)
+        session.flush()
+        if body.enqueue:
+            session.add(_job(run.id, config, outputs.folder_of(run), body.priority, types))
+        else:
+            run.state_by_hand = db.QUEUED
+    return board.database.get(db.Run, run.id).as_dict()
+
+
+def _job(run_id: str, config: db.TrainConfig, folder: Path, priority: int, types: list[str] | None) -> QueueJob:
+    """Return a run as a job of the queue."""
+    values = config.config_json
+    job = QueueJob(job_id=run_id, job_class=config.config_hash, priority=priority, device_types=types,
+                   arrival_s=time.time(), status=db.PREDICTING)
+    if config.kind == "notebook":
+        job.task, job.arguments = NOTEBOOK, {"path": values["notebook"], "parameters": values["parameters"],
+                                             "out": str(folder / Path(values["notebook"]).name)}
+    else:
+        job.task, job.arguments = "lib.finetune.task:finetune", {"config": values, "folder": str(folder)}
+        job.devices = values.get("devices", 1)
+    return job
+
+
+def _next_name(session: Session, config: db.TrainConfig) -> str:
+    """Return the configuration's name and the number after the last run of that name."""
+    earlier = select(db.Run.name).join(db.TrainConfig).where(
+        db.Run.project_id == config.project_id, db.TrainConfig.name == config.name)
+    numbers = [int(name.rpartition(" ")[2]) for name in session.scalars(earlier)]
+    return f"{config.name} {max(numbers, default=0) + 1}"
+
+
+def _new_folder(config: db.TrainConfig, checked: configurations.Checked) -> Path:
+    """Make the folder of a new run, in data/training or in data/dashboard/notebooks."""
+    from lib.finetune import folders
+    from lib.finetune.config import TrainConfig
+
+    if checked.kind == "notebook":
+        name = folders.plain_name(config.name)[:80]
+        return files.folder(paths.DATA / f"dashboard/notebooks/{name}-{uuid.uuid4().hex[:12]}")
+    return folders.new_folder(TrainConfig(**checked.values))
+
+
+@api.get("/runs", tags=["runs"])
+def list_runs(board: Here, limit: Limit = 100, offset: Offset = 0, project_id: RowId | None = None,
+              group_id: RowId | None = None, state: Literal[db.STATES] | None = None) -> list[Row]:
+    """Return runs, the newest first."""
+    conditions = [db.in_state(state)] if state else []
+    runs = board.database.rows(db.Run, *conditions, limit=limit, offset=offset, project_id=project_id,
+                               group_id=group_id)
+    return [run.as_dict() | outputs.progress(run) for run in runs]
+
+
+@api.get("/runs/{run_id}", tags=["runs"])
+def get_run(board: Here, run_id: RowId) -> Row:
+    """Return a run."""
+    run = board.database.get(db.Run, run_id)
+    return run.as_dict() | outputs.progress(run)
+
+
+@api.delete("/runs/{run_id}", tags=["runs"])
+def delete_run(board: Here, run_id: RowId) -> Row:
+    """Remove a run that has ended; its folder stays."""
+    with board.database.writing() as session:
+        run = db.get(session, db.Run, run_id)
+        if run.state not in db.ENDS:
+            raise ConflictError(f"the run is {run.state}; cancel it first")
+        deleted = run.as_dict()
+        if run.job:
+            session.execute(delete(QueueAttempt).where(QueueAttempt.number == run.job.number))
+            session.execute(delete(QueueJob).where(QueueJob.number == run.job.number))
+        session.delete(run)
+    return deleted
+
+
+@api.post("/runs/{run_id}/cancel", tags=["runs"])
+def cancel_run(board: Here, run_id: RowId) -> Row:
+    """End a run: a waiting one at once, a running one when its worker has stopped."""
+    run = board.database.get(db.Run, run_id)
+    if run.job is None:
+        return _move_by_hand(board, run_id, db.CANCELLED)
+    waits = update(QueueJob).where(QueueJob.job_id == run_id, QueueJob.status.in_(db.STATUSES[db.QUEUED]))
+    with board.database.writing() as session:
+        cancelled = session.execute(waits.values(status=db.CANCELLED, cancel=True, end_s=time.time())).rowcount
+    if not cancelled and not board.database.queue.cancel(run_id):
+        raise ConflictError(f"the run is {get_run(board, run_id)['state']} already")
+    return get_run(board, run_id)
+
+
+@api.post("/runs/{run_id}/start", tags=["runs"])
+def start_run(board: Here, run_id: RowId) -> Row:
+    """Note that somebody has started a run by hand."""
+    return _move_by_hand(board, run_id, db.RUNNING)
+
+
+@api.post("/runs/{run_id}/finish", tags=["runs"])
+def finish_run(board: Here, run_id: RowId, body: bodies.EndIn) -> Row:
+    """Note how a run by hand ended."""
+    return _move_by_hand(board, run_id, body.state, body.reason)
+
+
+def _move_by_hand(board: Board, run_id: str, state: str, reason: str = "") -> Row:
+    with board.database.writing() as session:
+        run = db.get(session, db.Run, run_id)
+        if run.job is not None:
+            raise ConflictError("the run is in the queue, and its state is what its worker says; "
+                                "only cancel changes it")
+        if state not in (possible := db.STEPS_BY_HAND.get(run.state, ())):
+            raise ConflictError(f"the run is {run.state}, which leads to {choices(possible) or 'no other state'}; "
+                                f"not to {state}")
+        run.state_by_hand, run.reason_by_hand = state, reason
+        if state == db.RUNNING:
+            run.started_by_hand_at = db.now()
+        else:
+            run.finished_by_hand_at = db.now()
+    return get_run(board, run_id)
+
+
+@api.post("/runs/{run_id}/priority", tags=["runs"])
+def reorder_run(board: Here, run_id: RowId, body: bodies.PriorityIn) -> Row:
+    """Give a waiting run another priority."""
+    run = board.database.get(db.Run, run_id)
+    if run.job is None or run.state != db.QUEUED:
+        raise ConflictError(f"only a run that waits in the queue has a place there; this one is {run.state}")
+    with board.database.writing() as session:
+        session.execute(update(QueueJob).where(QueueJob.job_id == run_id).values(priority=body.priority))
+    return get_run(board, run_id)
+
+
+@api.get("/runs/{run_id}/logs", tags=["runs"])
+def list_log_lines(board: Here, run_id: RowId, after: Offset = 0, limit: whole(1, 10_000) = 1000) -> list[Row]:
+    """Return lines of a run's log, those after number ``after``; ``n`` counts from 1."""
+    lines = outputs.log_lines(board.database.get(db.Run, run_id), after, limit)
+    return [{"n": n, "line": line} for n, line in enumerate(lines, after + 1)]
+
+
+@api.get("/schedule", tags=["schedule"])
+def get_schedule(board: Here) -> list[Row]:
+    """Return what runs and what is planned: run, device, start and end in s from now, reason.
+
+    The end of a run that takes longer than predicted is not known: null.
+    """
+    plan = board.runner.plan()
+    return plan.astype(object).where(plan.ne(math.inf) & plan.notna(), None).to_dict("records")
+
+
+@api.get("/auth", tags=["auth"])
+def get_auth() -> dict[str, bool]:
+    """Return that the token is right; without it no request gets here."""
+    return {"authenticated": True}
+
+
+# the last routes, which match any name of a table
+@api.get("/{kind}", tags=["rows"])
+def list_rows(board: Here, kind: Kind, limit: Limit = 100, offset: Offset = 0) -> list[Row]:
+    """Return rows of a table, the newest first."""
+    return _dicts(board.database.rows(TABLES[kind], limit=limit, offset=offset))
+
+
+@api.get("/{kind}/{row_id}", tags=["rows"])
+def get_row(board: Here, kind: Kind, row_id: RowId) -> Row:
+    """Return one row of a table."""
+    return board.database.get(TABLES[kind], row_id).as_dict()

@@ -1,0 +1,145 @@
+"""What a run has written into its folder: its log, its history, its curves and its files."""
+
+import io
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import pandas as pd
+
+from lib import paths
+from lib.dashboard import tables as db
+from lib.finetune.reports import HISTORY, LOG
+from lib.finetune.tracking import RUN_ID
+
+MAX_FILES, MAX_POINTS, TAIL_BYTES = 500, 300, 64_000
+WIDTH, HEIGHT = 100.0, 40.0  # of a chart
+GROUPS = {".pt": "Checkpoints", ".png": "Figures", ".ipynb": "Notebooks"}
+OTHERS = "Other files"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line of a chart: its ``points`` as SVG has them, and its last value."""
+
+    name: str
+    points: str
+    last: float
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart of values over steps, with the ranges of both."""
+
+    title: str
+    curves: list[Curve]
+    first_step: int
+    last_step: int
+    low: float
+    high: float
+
+
+def folder_of(run: db.Run) -> Path:
+    """Return the folder of a run."""
+    return paths.DATA / run.folder
+
+
+def log_lines(run: db.Run, after: int = 0, limit: int = 1000) -> list[str]:
+    """Return up to ``limit`` lines of the log after the first ``after`` ones."""
+    try:
+        with (folder_of(run) / LOG).open(encoding="utf-8", errors="replace", newline="\n") as file:
+            return [line.removesuffix("\n") for line in islice(file, after, after + limit)]
+    except FileNotFoundError:
+        return []
+
+
+def log_tail(run: db.Run) -> str:
+    """Return the end of the log."""
+    try:
+        with (folder_of(run) / LOG).open("rb") as file:
+            file.seek(max(0, file.seek(0, io.SEEK_END) - TAIL_BYTES))
+            return file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+def history(run: db.Run) -> pd.DataFrame:
+    """Return step, epoch, name and value of what the run has reported; a torn last line is left out."""
+    columns = ["step", "epoch", "name", "value"]
+    path = folder_of(run) / HISTORY
+    content = path.read_bytes() if path.exists() else b""
+    if b"\n" not in content:
+        return pd.DataFrame(columns=columns)
+    whole_lines = content[:content.rindex(b"\n") + 1]
+    return pd.read_csv(io.BytesIO(whole_lines), usecols=columns)
+
+
+def progress(run: db.Run) -> dict[str, float | int | None]:
+    """Return ``epoch``, ``step`` and ``best_value`` of a run so far; None before it has reported any."""
+    rows, found = history(run), {"epoch": None, "step": None, "best_value": None}
+    if len(rows):
+        found["epoch"], found["step"] = int(rows["epoch"].iloc[-1]), int(rows["step"].iloc[-1])
+    values = rows.loc[rows["name"] == run.monitor_metric.replace("_", "/", 1), "value"].dropna()
+    if len(values):
+        found["best_value"] = float(values.max() if run.monitor_mode == "max" else values.min())
+    return found
+
+
+def charts(run: db.Run) -> list[Chart]:
+    """Return the chart of all losses, and that of the monitored metric."""
+    rows = history(run).dropna()
+    metric = run.monitor_metric.partition("_")[2]
+    titles = {"loss": rows["name"].str.endswith("loss")}
+    if metric and metric != "loss":
+        titles[metric] = rows["name"].isin([f"{split}/{metric}" for split in ("train", "val", "test")])
+    return [_chart(title, rows[chosen]) for title, chosen in titles.items() if chosen.any()]
+
+
+def _chart(title: str, rows: pd.DataFrame) -> Chart:
+    first, last = int(rows["step"].min()), int(rows["step"].max())
+    low, high = float(rows["value"].min()), float(rows["value"].max())
+    x = WIDTH * (rows["step"] - first) / max(1, last - first)
+    y = HEIGHT * (high - rows["value"]) / ((high - low) or 1.0)
+    curves = []
+    for name, part in rows.assign(x=x, y=y).groupby("name", sort=False):
+        stride = -(-len(part) // MAX_POINTS)
+        shown = pd.concat([part.iloc[:-1:stride], part.iloc[-1:]])
+        points = " ".join(f"{at:.2f},{value:.2f}" for at, value in zip(shown["x"], shown["y"], strict=True))
+        curves.append(Curve(name, points, float(part["value"].iloc[-1])))
+    return Chart(title, curves, first, last, low, high)
+
+
+def mlflow_run(run: db.Run) -> str:
+    """Return the id of the run in MLflow, empty if it has none yet."""
+    try:
+        text = (folder_of(run) / RUN_ID).read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return ""
+    return text if text.isalnum() else ""
+
+
+def files_of(run: db.Run) -> dict[str, list[tuple[str, int]]]:
+    """Return the files of a run by their kind: each with its path within the folder and its size."""
+    groups: dict[str, list[tuple[str, int]]] = {kind: [] for kind in (*GROUPS.values(), OTHERS)}
+    for path in sorted(folder_of(run).rglob("*"))[:MAX_FILES]:
+        try:
+            if path.is_file() and not path.name.startswith("."):
+                kind = GROUPS.get(path.suffix, OTHERS)
+                entry = str(path.relative_to(folder_of(run))), path.stat().st_size
+                groups[kind].append(entry)
+        except OSError:  # gone meanwhile
+            continue
+    return groups
+
+
+def file_of(run: db.Run, name: str) -> Path:
+    """Return a file of a run's folder; NotFoundError for what lies outside, wherever links lead."""
+    folder = folder_of(run).resolve()
+    try:
+        path = (folder / name).resolve(strict=True)
+        inside = folder.is_relative_to(paths.DATA.resolve()) and path.is_relative_to(folder)
+        if inside and path.is_file():
+            return path
+    except (OSError, ValueError):
+        pass
+    raise db.NotFoundError("the run has no such file")

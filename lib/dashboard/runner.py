@@ -1,0 +1,125 @@
+"""The runner: it leads the queue of the database, and places its runs on workers by the hybrid policy."""
+
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+
+import pandas as pd
+from sqlalchemy import update
+
+from lib.dashboard import inventory, plan
+from lib.dashboard.database import Database
+from lib.dashboard.predictions import Predictions
+from lib.dashboard.tables import PREDICTING
+from lib.errors import InputError, one_line
+from lib.schedule.loop import Loop
+from lib.schedule.policies import by_priority, policy_for
+from lib.schedule.run.backend import QueueBackend, QueueClosedError, TimeLimit
+from lib.schedule.run.database import AWAY, leadership
+from lib.schedule.run.processes import WARM_UP, ProcessWorkers
+from lib.schedule.run.queue import DONE, OPEN, QUEUED, QueueAwayError, QueueJob
+from lib.schedule.run.slots import Slot, slots_here
+
+AGAIN_S, LOOK_S = 5.0, 0.5
+LIMIT_S = 7 * 86_400.0  # a run is not too late: its predicted time may be a guess
+
+
+def note(text: str, error: Exception) -> None:
+    """Print an error that does not stop the server, in one line."""
+    line = error if isinstance(error, InputError) else one_line(error)
+    print(f"{text}: {line}", file=sys.stderr, flush=True)
+
+
+class Runner:
+    """Leads the queue in two threads: one predicts new runs, the other one places them.
+
+    ``slots`` are those of this machine by default.
+    """
+
+    def __init__(self, database: Database, slots: Sequence[Slot] = (), warm_up: str = WARM_UP):
+        self._database, self._queue = database, database.queue
+        self._slots, self._warm_up = tuple(slots), warm_up
+        self._backend: QueueBackend | None = None
+        self._reserved, self._retried = set(), set()  # names of slots; ids of jobs
+        self._over, self._threads = threading.Event(), []
+
+    def start(self) -> None:
+        """Begin to lead the queue, once. Raises InputError where another process leads it."""
+        if self._threads:
+            return
+        with ExitStack() as opened:
+            opened.enter_context(leadership(self._database.engine))
+            self._slots = self._slots or slots_here(by_model=False)
+            self._predictions = Predictions(self._slots)
+            for job in self._queue.jobs(QueueJob.status == DONE, QueueJob.attempt == 1):
+                self._predictions.learn(job, job.device.partition("[")[0], job.end_s - job.start_s)
+            self.refresh()
+            self._opened = opened.pop_all()
+        self._threads = [threading.Thread(target=target, daemon=True) for target in (self._lead, self._predict)]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """End; what runs is stopped, and the next server runs it again."""
+        self._over.set()
+        if self._backend:
+            self._backend.close()
+        for thread in self._threads:
+            thread.join()
+        self._opened.close()
+
+    def refresh(self) -> None:
+        """Write the machines into the inventory, and read which cards are reserved."""
+        with self._database.writing() as session:
+            inventory.save(session, self._slots)
+            self._reserved = inventory.reserved(session)
+
+    def plan(self) -> pd.DataFrame:
+        """Return what runs and what is planned from now on (``lib.dashboard.plan``)."""
+        return plan.plan(self._queue.jobs(QueueJob.status.in_(OPEN)), self._slots, self._predictions, time.time())
+
+    def _lead(self) -> None:
+        """Place and run jobs until the end, with new workers after an error."""
+        while not self._over.is_set():
+            try:
+                with closing(ProcessWorkers(self._slots, self._warm_up)) as workers:
+                    self._serve(workers)
+            except QueueClosedError:
+                return
+            except Exception as error:  # a full disk, a database that is away at the start
+                note(f"the queue stopped, and goes on in {AGAIN_S:g} s", error)
+                self._over.wait(AGAIN_S)
+
+    def _serve(self, workers: ProcessWorkers) -> None:
+        self._queue.recover()
+        with self._queue.writing() as session:  # their predictions are gone with the last server
+            session.execute(update(QueueJob).where(QueueJob.status == QUEUED).values(status=PREDICTING))
+        backend = QueueBackend(
+            self._queue, workers, self._predictions.seconds, time.time, live=True,
+            time_limit=TimeLimit(least_s=LIMIT_S), explain=self._predictions.placement,
+            reserved=lambda: self._reserved, on_end=self._ended)
+        self._backend, policy = backend, policy_for("hybrid")
+        if self._over.is_set():
+            backend.close()
+        Loop(lambda state, predict: by_priority(state, predict, policy, backend.priorities()), backend).run()
+
+    def _ended(self, job: QueueJob, device_type: str, status: str, seconds: float, reason: str) -> None:
+        """Learn from a job that is done at its first attempt: later ones go on where one was cut short."""
+        if status != DONE:
+            self._retried.add(job.job_id)
+        elif job.attempt == 0 and job.job_id not in self._retried:
+            self._predictions.learn(job, device_type, seconds)
+
+    def _predict(self) -> None:
+        """Predict new jobs, and hand each to the queue."""
+        while not self._over.wait(LOOK_S):
+            try:
+                for job in self._queue.jobs(QueueJob.status == PREDICTING):
+                    self._predictions.advise(job)
+                    with self._queue.writing() as session:
+                        session.execute(update(QueueJob).where(
+                            QueueJob.number == job.number, QueueJob.status == PREDICTING).values(status=QUEUED))
+            except (QueueAwayError, *AWAY):  # it comes back
+                self._over.wait(AGAIN_S)

@@ -1,0 +1,184 @@
+"""The runner of the dashboard: runs are placed, cancelled and ended; kills and an absent database lose none."""
+
+import re
+import time
+from contextlib import closing
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from lib.dashboard import advice, inventory, plan, predictions
+from lib.dashboard import tables as db
+from lib.schedule.run.queue import QueueJob
+from lib.schedule.run.slots import Slot
+from tests import killed_queue, refused
+from tests.killed_queue import add_runs, opened
+
+pytestmark = pytest.mark.slow
+CPU, CARD = Slot("cpu[0]", cores=(0,), core_count=1), Slot("cuda:0", "cuda:0")
+
+
+def wait_for(database, ids, states=db.ENDS, within_s=60.0):
+    """Return runs once each is in one of the states."""
+    end = time.monotonic() + within_s
+    while True:
+        runs = [database.get(db.Run, run_id) for run_id in ids]
+        if all(run.state in states for run in runs):
+            return runs
+        assert time.monotonic() < end, [(run.state, run.reason) for run in runs]
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def light(tmp_path):
+    """Lead the queue of a folder with light slots."""
+    database, runner = opened(tmp_path)
+    with closing(runner):
+        runner.start()
+        yield database, runner
+
+
+def test_runs_are_placed_with_reasons_learned_from_cancelled_and_ended(light):
+    database, runner = light
+    sleep = ("tests.light:sleep", {"seconds": 0.01})
+    ids = add_runs(database, [sleep, ("tests.light:fail", {}), ("tests.light:kill", {})])
+    done, failed, killed = wait_for(database, ids)
+    assert [run.state for run in (done, failed, killed)] == [db.FINISHED, db.FAILED, db.FAILED]
+    assert "this job is wrong" in failed.reason and killed.job.attempt == 3
+    assert done.job.device in ("cpu[0]", "cpu[1]") and done.started_at < done.finished_at
+    assert done.job.predicted_s == 600 and "predicted 600 s on cpu (a guess" in done.job.placement
+    long, = add_runs(database, [("tests.light:sleep", {"seconds": 60})])
+    running, = wait_for(database, [long], (db.RUNNING,))
+    assert "the median of 1 earlier runs" in running.job.placement
+    planned = runner.plan()
+    assert planned["job_id"].tolist() == [long] and planned["status"].tolist() == ["running"]
+    assert database.queue.cancel(long) and wait_for(database, [long])[0].state == db.CANCELLED
+    with refused("is being written by another process"):
+        opened(database.engine.url.database.removeprefix("file:").rpartition("/")[0])[1].start()
+
+
+def test_a_reserved_card_is_left_alone_and_a_wanted_one_that_is_not_there_is_refused(light, monkeypatch):
+    database, runner = light
+    agent = next(agent for agent in database.rows(db.Agent) if not agent.manual)
+    assert agent.slots == ["cpu[0]", "cpu[1]"]
+    with database.reading() as session:
+        assert inventory.device_types(session, None, []) is None
+        assert inventory.device_types(session, agent.id, []) == ["cpu"]
+        with refused("it has no such GPU; slots: cpu"):
+            inventory.device_types(session, None, [0])
+    gpu = {"name": "a card", "compute_capability": "8.9", "memory_gib": 24}
+    monkeypatch.setattr("lib.measure.machine.own_hardware", lambda name: gpu)
+    with database.writing() as session:
+        inventory.save(session, [CPU, CARD])
+    with database.writing() as session:
+        db.get(session, db.Agent, agent.id).gpus[0].is_allocated = True
+    with database.reading() as session:
+        assert inventory.reserved(session) == {"cuda:0"}
+        assert inventory.device_types(session, None, [0, 3]) == ["cuda:0"]
+
+
+def test_the_end_of_a_server_loses_no_run(tmp_path):
+    """It is closed while a run goes on, and another one finishes that."""
+    database, runner = opened(tmp_path)
+    runner.start()
+    trail = tmp_path / "trail"
+    ids = add_runs(database, [("tests.light:trail", {"path": str(trail), "seconds": 1.5})])
+    wait_for(database, ids, (db.RUNNING,))
+    while not trail.exists():
+        time.sleep(0.05)
+    runner.close()
+    database, again = opened(tmp_path)
+    with closing(again):
+        again.start()
+        run, = wait_for(database, ids)
+    assert run.state == db.FINISHED and run.job.attempt == 2
+    assert killed_queue.wrong_in(database, ids, [trail]) == ([], 2)
+
+
+@pytest.mark.nightly
+def test_kills_of_the_server_lose_no_run_and_end_none_twice(tmp_path):
+    summary = killed_queue.run(tmp_path, runs=8, kills=3, every_s=(4.0, 8.0))
+    assert summary["wrong"] == [] and summary["kills"] == 3
+
+
+def test_a_database_that_is_away_for_a_while_gets_everything_later(tmp_path, capfd):
+    database, runner = opened(tmp_path, wait_s=0.2)
+    with closing(runner):
+        runner.start()
+        ids = add_runs(database, [("tests.light:sleep", {"seconds": 1.0})])
+        wait_for(database, ids, (db.RUNNING,))
+        said, end = "", time.monotonic() + 30
+        with database.engine.connect() as other:
+            other.exec_driver_sql("ROLLBACK")
+            other.exec_driver_sql("BEGIN EXCLUSIVE")
+            while "the queue waits for its database" not in said:
+                assert time.monotonic() < end
+                time.sleep(0.1)
+                said += capfd.readouterr().err
+            other.exec_driver_sql("ROLLBACK")
+            other.exec_driver_sql("BEGIN")
+        assert wait_for(database, ids)[0].state == db.FINISHED
+
+
+def test_an_error_of_the_queue_is_said_in_one_line_and_it_goes_on(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr("lib.dashboard.runner.AGAIN_S", 0.1)
+    database, runner = opened(tmp_path)
+    recover, errors = database.queue.recover, [OperationalError("BEGIN", {}, Exception("disk is full"))]
+
+    def fails_once():
+        if errors:
+            raise errors.pop()
+        recover()
+
+    monkeypatch.setattr(database.queue, "recover", fails_once)
+    ids = add_runs(database, [("tests.light:sleep", {})])
+    with closing(runner):
+        runner.start()
+        assert wait_for(database, ids)[0].state == db.FINISHED
+    assert "the queue stopped, and goes on in 0.1 s: " in capfd.readouterr().err
+
+
+def job(number, seconds=None, **columns):
+    arguments = {"config": {"x": 1}} if seconds else {}
+    return QueueJob(job_id=f"j{number}", task="t", arguments=arguments, job_class=f"c{number}", devices=1, priority=0,
+                    **columns)
+
+
+def test_fine_tunes_that_took_longer_than_advised_correct_the_others(monkeypatch):
+    monkeypatch.setattr(predictions.worker, "call", lambda *_, **__: {"chip": (10.0, "as advised")})
+    monkeypatch.setattr(inventory, "processor", lambda slot: ("cpu", "chip"))
+    known, first, second = predictions.Predictions([CPU]), job(1, 1), job(2, 1)
+    assert known.seconds(first, "cpu") == 600
+    for one in (first, second):
+        known.advise(one)
+    assert known.seconds(second, "cpu") == 20 and "as advised, with 10 s to start" in known.placement(second, "cpu")
+    known.learn(first, "cpu", 25.0)
+    assert known.seconds(first, "cpu") == known.seconds(second, "cpu") == 25
+    assert "times 1.25 as 1 other fine-tunes took there" in known.placement(second, "cpu")
+
+
+def test_a_fine_tune_is_predicted_by_its_steps_and_evaluations(home):
+    config = {"root": "synthetic:breastmnist", "model_flavour": "simple_cnn", "loss_name": "cross_entropy", "epochs": 3,
+              "load_pretrained": False, "batch_size": 16, "autocast_dtype": "fp32", "max_datapoints_per_class": 24}
+    (seconds, words), = advice.advise(config, [("cpu", "any"), ("cuda", "none")]).values()
+    numbers = re.match(r"(\d+) steps of (.+) ms, (\d+) evaluated batches of (.+) ms, ", words).groups()
+    steps, step_ms, batches, batch_ms = map(float, numbers)
+    assert steps == 3 * 3 and batches == 3 * 3 + 3, "48 samples of each split"
+    assert seconds == pytest.approx((steps * step_ms + batches * batch_ms) / 1e3, rel=0.01)
+
+
+def test_a_plan_begins_with_what_runs_and_obeys_priorities_and_wanted_devices():
+    known = Mock(seconds=lambda row, kind: 8.0 if kind == "cpu" else 2.0, placement=lambda row, kind: f"on {kind}")
+    rows = [job(0, status="running", device="cuda:0", start_s=90.0, predicted_s=15.0, placement="fast"),
+            job(1, status="queued"), job(2, status="queued", device_types=["cuda:0"]),
+            job(3, status="queued", device_types=["cuda:7"])]
+    rows[2].priority = 1
+    table = plan.plan(rows, [CPU, CARD], known, 100.0).set_index("job_id")
+    assert table.loc["j0", ["device", "start_s", "end_s", "status", "reason"]].tolist() == [
+        "cuda:0", -10.0, 5.0, "running", "fast"]
+    assert table.loc["j2", "start_s"] == pytest.approx(5.0) and table.loc["j2", "end_s"] == pytest.approx(7.0)
+    assert table.loc["j1", "device"] in ("cpu[0]", "cuda:0") and table.loc["j1", "end_s"] <= 13.1
+    assert set(table.index) == {"j0", "j1", "j2"} and np.isinf(plan.plan(rows[:1], [CARD], known, 200.0)["end_s"]).all()
+    assert plan.plan([], [CPU], known, 0.0).empty
