@@ -1,4 +1,4 @@
-"""Lower bounds of any schedule: the makespan by linear programmes, the mean completion time by a matching."""
+"""Lower bounds of any schedule: makespan by linear programmes, mean completion time by matching."""
 
 from typing import NamedTuple
 
@@ -18,24 +18,25 @@ def able_times(problem: Problem) -> np.ndarray:
 
 
 class Relaxation(NamedTuple):
-    """The optimum of a linear programme in which jobs may be split: makespan, and each job's share on each type."""
+    """The optimum of a linear programme in which jobs may be split over devices."""
 
     makespan_s: float
-    share: np.ndarray  # (jobs, types)
+    share: np.ndarray  # of each job on each type (jobs, types)
 
 
 def relaxation(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray | float = 0.0,
                work_s: np.ndarray | None = None, cost_s: np.ndarray | None = None) -> Relaxation:
-    """Return the least makespan of jobs that may be split over the devices (a linear programme, by HiGHS).
+    """Return the least makespan of jobs that may be split over the devices, by HiGHS.
 
     Raises InputError if a job has no device.
 
     Args:
-        times: seconds (jobs, types), inf where a job cannot run; the makespan is at least each job's shortest time.
+        times: seconds (jobs, types), inf where a job cannot run; no makespan is below the shortest
+            time of any job.
         counts: devices of each type.
-        busy_s: seconds for which the devices of each type are taken already, summed over them.
+        busy_s: seconds for which the devices of each type are taken, summed over them.
         work_s: device-seconds (jobs, types) of jobs on several devices; None: the times.
-        cost_s: what a job adds on each type (jobs, types) to the sum that is minimised with the makespan.
+        cost_s: what a job adds on each type (jobs, types) to the sum that is minimised.
     """
     from scipy.optimize import linprog
     from scipy.sparse import csr_matrix
@@ -47,14 +48,15 @@ def relaxation(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray | float
     jobs, types = np.nonzero(allowed)
     cells, (count, width) = np.arange(len(jobs)), times.shape
     work = (times if work_s is None else work_s)[jobs, types] / unit_s
+    cost = np.zeros(len(jobs)) if cost_s is None else cost_s[jobs, types] / unit_s
     # variables: the share of each job on each type where it can run, and the makespan in units
     whole = csr_matrix((np.ones(len(jobs)), (jobs, cells)), shape=(count, len(jobs) + 1))
-    rows = np.append(types, np.arange(width))
-    columns = np.append(cells, np.full(width, len(jobs)))
-    load = csr_matrix((np.append(work, -counts.astype(float)), (rows, columns)), shape=(width, len(jobs) + 1))
-    cost = np.zeros(len(jobs)) if cost_s is None else cost_s[jobs, types] / unit_s
+    rows, columns = np.append(types, np.arange(width)), np.append(cells, np.full(width, len(jobs)))
+    load = csr_matrix((np.append(work, -counts.astype(float)), (rows, columns)),
+                      shape=(width, len(jobs) + 1))
     solved = linprog(np.append(cost, 1.0), A_ub=load, b_ub=np.zeros(width) - busy_s / unit_s,
-                     A_eq=whole, b_eq=np.ones(count), bounds=[(0, None)] * len(jobs) + [(1.0, None)], method="highs")
+                     A_eq=whole, b_eq=np.ones(count), method="highs",
+                     bounds=[(0, None)] * len(jobs) + [(1.0, None)])
     if solved.status != 0:
         raise InputError(f"no bound was found: {solved.message}")
     share = np.zeros(times.shape)
@@ -62,28 +64,26 @@ def relaxation(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray | float
     return Relaxation(float(solved.x[-1]) * unit_s, share)
 
 
-def lst(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray | float = 0.0, work_s: np.ndarray | None = None,
-        ends_s: np.ndarray | None = None) -> Relaxation:
+def lst(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray | float = 0.0,
+        work_s: np.ndarray | None = None, ends_s: np.ndarray | None = None) -> Relaxation:
     """Return the least makespan T of a relaxation in which no job goes where it would end after T.
 
-    No schedule is shorter, and T is at least the makespan of the plain relaxation (Lenstra, Shmoys and Tardos, 1990).
-    Between two possible ends the programme is the same, so a bisection over these ends finds the least T.
-
-    Args:
-        times, counts, busy_s, work_s: as for ``relaxation``.
-        ends_s: when each job would end (jobs, types) if it were the first there; None: the times.
+    No schedule is shorter (Lenstra, Shmoys and Tardos, 1990), and no job is split much: most have
+    one type. Between two possible ends the programme is the same, so a bisection over them finds T.
+    The first four arguments are those of ``relaxation``; ``ends_s`` (jobs, types) is when a job
+    would end if it were the first on a device, by default its time.
     """
     ends_s = times if ends_s is None else ends_s
 
     def within(limit_s: float) -> Relaxation:
         return relaxation(np.where(ends_s <= limit_s, times, np.inf), counts, busy_s, work_s)
 
-    least_s = max(relaxation(times, counts, busy_s, work_s).makespan_s, float(ends_s.min(axis=1).max()))
+    whole = relaxation(times, counts, busy_s, work_s)
+    least_s = max(whole.makespan_s, float(ends_s.min(axis=1).max()))
     found = within(least_s)
-    if found.makespan_s <= least_s:
-        return Relaxation(least_s, found.share)
-    limits = np.append(least_s, np.unique(ends_s[(ends_s > least_s) & (ends_s <= found.makespan_s)]))
-    low, high = 0, len(limits) - 1  # the last limit holds
+    possible = np.unique(ends_s[(ends_s > least_s) & (ends_s <= found.makespan_s)])
+    limits = np.append(least_s, possible)
+    low, high = 0, len(limits) - 1  # the last limit can be kept
     while low < high:
         middle = (low + high) // 2
         if within(limits[middle]).makespan_s < limits[middle + 1]:
@@ -91,28 +91,30 @@ def lst(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray | float = 0.0,
         else:
             low = middle + 1
     found = within(limits[low])
-    return Relaxation(max(limits[low], found.makespan_s), found.share)
+    return Relaxation(max(float(limits[low]), found.makespan_s), found.share)
 
 
 def makespan_bound(problem: Problem) -> float:
-    """Return a lower bound of the makespan in s: that of ``lst`` for the jobs that arrive from some moment on."""
+    """Return a lower bound of the makespan in s: ``lst`` of the jobs from some arrival on."""
     arrival_s, gang, fleet = problem.jobs.arrival_s, problem.jobs.gang[:, None], problem.fleet
     times = able_times(problem)
     bound_s = float((arrival_s + times.min(axis=1)).max())
     starts = np.unique(arrival_s)
-    for start_s in starts[::max(1, len(starts) // _STARTS)]:  # every arrival gives a bound; a few give a good one
+    for start_s in starts[::max(1, len(starts) // _STARTS)]:  # any gives a bound; a few a good one
         later = arrival_s >= start_s
         ends_s = times[later] + arrival_s[later, None] - start_s
-        found = lst(times[later], fleet.counts, work_s=times[later] * gang[later], ends_s=ends_s)
-        bound_s = max(bound_s, start_s + found.makespan_s)
+        found = lst(times[later], fleet.counts, 0.0, times[later] * gang[later], ends_s)
+        bound_s = max(bound_s, float(start_s) + found.makespan_s)
     return bound_s * (1 - _TOLERANCE)
 
 
-def matching(times: np.ndarray, counts: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-    """Return the least sum of completion times of jobs that arrive at once, each job's type, and its place from the end.
+def matching(times: np.ndarray,
+             counts: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+    """Return the least sum of completion times of jobs that arrive at once, and each job's place.
 
-    A job that is k-th from the end of its device delays k jobs, itself included: cost k x time (Bruno, Coffman and
-    Sethi, 1974; AlloX, EuroSys 2020). Solved by SciPy's assignment. Raises InputError beyond 3,000 jobs.
+    That is its type and its place from the end. A job that is k-th from the end of its device
+    delays k jobs, itself included: cost k x time (Bruno, Coffman and Sethi, 1974; AlloX, EuroSys
+    2020). Raises InputError beyond 3,000 jobs.
     """
     from scipy.optimize import linear_sum_assignment
 
