@@ -194,3 +194,13 @@ def exhaust(job):
 def odd(job):
     """Return what no file can hold."""
     return {"value": {1, 2}}
+
+
+def refuse_here(devices, threads):
+    """Refuse a task, as one of the processes of several devices."""
+    raise InputError(f"not on {devices[0]} with {threads} threads")
+
+
+def end_here(devices, threads):
+    """End the process of a task."""
+    sys.exit(3)
