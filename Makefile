@@ -33,6 +33,7 @@ check: lint
 # All tests: also long fuzz, kills in many rounds, browsers, a cluster of two nodes, every benchmark at its smallest sizes, and
 # the emulated machine.
 nightly: lint
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .[cluster]
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) -m "not elsewhere"
 	$(MAKE) elsewhere
 

@@ -3,11 +3,9 @@
 Those that run jobs do so every night, on two real nodes on this machine, where Ray is installed.
 """
 
-import json
-import os
 import socket
-import stat
 import sys
+import tempfile
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +15,7 @@ import pytest
 from lib import files, paths
 from lib.schedule.run import jobs, ray
 from lib.schedule.run.backend import TimeLimit
-from tests import python, refusal, refused
+from tests import refusal, refused
 from tests.killed import prepared
 from tests.test_execute import check, job, sleeping
 
@@ -30,7 +28,7 @@ def two_nodes(monkeypatch):
     """Join two nodes of one CPU each; give Ray, its cluster of nodes, and the second node."""
     cluster_utils = pytest.importorskip("ray.cluster_utils")
     home = files.short_folder(80)
-    with pytest.MonkeyPatch.context() as patch, ray.tempfile.TemporaryDirectory(dir=home, ignore_cleanup_errors=True) as folder:
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(dir=home, ignore_cleanup_errors=True) as folder:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_TMPDIR", folder)
         (Path(folder) / "ray").mkdir()  # Ray's Cluster writes the head's address there, and does not make the folder
@@ -51,7 +49,7 @@ def test_all_jobs_end_once_whatever_dies_and_a_node_that_joins_is_used(two_nodes
     rows = [*(job(fault, "marked", path=str(tmp_path / fault), fault=fault, value=fault) for fault in faults),
             *sleeping(12, 0.3), job("where", "where"), job("bad", "fail")]
     with closing(ray.RayWorkers(joined, warm_up="")) as workers:
-        attempts, ends, notes = jobs.execute(prepared(rows, workers), tmp_path / "run", TimeLimit(5.0, 8.0))
+        attempts, ends, notes = jobs.execute(prepared(rows, workers), tmp_path / "run", TimeLimit(5.0, 30.0))
         check(attempts, ends, rows)
         ends = ends.set_index("job_id")
         assert (ends["status"] == "done").sum() == 15 and "this job is wrong" in ends.loc["bad", "reason"]
@@ -81,8 +79,8 @@ def test_all_jobs_end_once_whatever_dies_and_a_node_that_joins_is_used(two_nodes
         attempts, ends, notes = jobs.execute(prepared(rows, Losing(), "mct", predicted=0.5), tmp_path / "two", TimeLimit())
     check(attempts, ends, rows)
     assert set(ends["status"]) == {"done"} and len(workers.slots) == 3
-    assert any("its node is gone" in note for note in notes)
-    assert "lost" in set(attempts["status"]) or attempts["status"].eq("done").all()
+    assert set(attempts.loc[attempts["status"] == "lost", "reason"]) <= {"its node is gone"}
+    assert len(set(attempts["device"])) == 3
 
 
 def test_slots_of_nodes_are_their_cpus_and_cards():
@@ -102,48 +100,6 @@ def test_slots_of_nodes_are_their_cpus_and_cards():
         workers._slots_of(node)
 
 
-LOCAL = """
-import json, time
-from contextlib import closing
-import psutil
-from lib.schedule.run import ray
-with ray.cluster() as joined, closing(ray.RayWorkers(joined, warm_up="")) as workers:
-    until = time.monotonic() + 60
-    while workers.starting and time.monotonic() < until:
-        workers.poll(1.0)
-    this = psutil.Process()
-    print(json.dumps([connection.laddr.ip for process in (this, *this.children(recursive=True))
-                      for connection in process.net_connections("inet") if connection.status in ("LISTEN", "NONE")]))
-"""
-
-
-@pytest.mark.nightly
-def test_a_cluster_that_starts_here_listens_to_this_machine_alone(tmp_path):
-    """Also with an empty home, a long TMPDIR, and an environment that opens the door."""
-    pytest.importorskip("ray")
-    fresh = {name: tmp_path / f"{name.lower()}-{'long' * 30}" for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME")}
-    for path in fresh.values():
-        path.mkdir()
-    ran = python("-c", LOCAL, RAY_AUTH_MODE="disabled", **{name: str(path) for name, path in fresh.items()})
-    listening = json.loads(ran.stdout.splitlines()[-1])
-    assert len(listening) >= 4 and set(listening) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
-    assert not list(fresh["HOME"].rglob("*"))
-
-
-def test_a_cluster_that_is_started_here_is_closed_to_others(monkeypatch):
-    """What Ray is told, by which it is closed in the test before."""
-    told = {}
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=lambda **how: told.update(how), shutdown=told.clear))
-    monkeypatch.setattr(os, "environ", {"RAY_AUTH_MODE": "disabled"})
-    with ray.cluster():
-        inner = Path(told["_temp_dir"])
-        assert stat.S_IMODE(inner.parent.stat().st_mode) == 0o700
-        assert (told["address"], told["include_dashboard"]) == ("local", False)
-        assert len(os.environ["RAY_AUTH_TOKEN"]) == 64 and os.environ["RAY_AUTH_MODE"] == "token"
-        assert os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0", "or it listens on all interfaces"
-    assert not told and not inner.parent.exists()
-
-
 def test_what_is_missing_or_no_cluster_is_refused_in_one_line(tmp_path, monkeypatch):
     (tmp_path / "jobs.csv").write_text("job_id,workload_id,steps\na,W1,1\n")
     monkeypatch.setattr(ray, "_JOIN_S", 1.0)
@@ -160,6 +116,3 @@ def test_what_is_missing_or_no_cluster_is_refused_in_one_line(tmp_path, monkeypa
     assert "HOST:PORT" in said("--engine=ray", "--address=ray://10.0.0.1:10001")
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         assert "is no Ray cluster" in said("--engine=ray", f"--address=127.0.0.1:{deaf.getsockname()[1]}")
-    monkeypatch.setattr(files, "SOCKET_BYTES", 60)
-    with refused("set RAY_TMPDIR"), ray.cluster():
-        pass
