@@ -14,8 +14,7 @@ from lib import paths
 from lib.executed_notebooks import ExecutionError, execute
 from lib.schedule.runtime import tasks
 from lib.schedule.runtime.worker_process import Job
-from tests import nightly, notebook, refused
-from tests.agents import until
+from tests import nightly, notebook, refused, until
 
 
 @pytest.fixture
