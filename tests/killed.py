@@ -29,8 +29,6 @@ SIZES = (0, 20, 40, 80)  # KiB that a file may have
 class InlineWorkers:
     """Workers without processes: a task is called as it starts, so that all of a run happens in one process."""
 
-    starting, notes = (), ()
-
     def __init__(self, slots):
         self.slots, self._ends = slots, []
 

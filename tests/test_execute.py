@@ -24,7 +24,7 @@ from tests import killed, nightly, refused
 from tests.killed import InlineWorkers, prepared, two_slots
 from tests.postgres import postgres  # noqa: F401
 
-LIMIT = TimeLimit(5.0, 4.0)
+LIMIT = TimeLimit(5.0, 15.0)  # a worker that replaces another one takes some of it to start
 
 
 def job(name, task, devices=1, **arguments):
@@ -74,17 +74,17 @@ def test_faults_lose_nothing(tmp_path, seed):
     ends, stories = ends.set_index("job_id"), attempts.groupby("job_id")["status"].apply(" ".join)
     for fault in ONCE:
         assert ends["result"][fault] == {"value": fault} and (tmp_path / f"{fault}.done").read_text() == "done\n"
-        assert stories[fault] in ("retried done", "moved done", "retried moved done")
+        assert stories[fault].endswith("done") and stories[fault].count("retried") == 1
     for fault, (tries, reason) in ALWAYS.items():
         end, story = ends.loc[f"always {fault}"], stories[f"always {fault}"]
         assert end["status"] == "failed" and reason in end["reason"] and story.count("retried") == tries - 1
     for fault in ("freeze", "hang"):
         reasons = attempts.loc[attempts["job_id"] == fault, "reason"]
-        assert "not done after its time limit of 4 s" in reasons.iloc[0]
+        assert "not done after its time limit of 15 s" in reasons.iloc[0]
     assert ends["result"]["j1"] == {"value": 1, "torch": False} and ends["result"]["nan"] == {"value": None}
     both = ends["result"]["both"]
     assert both["devices"] == ["cpu", "cpu"] and stories["both"] == "done done"
-    assert any("killed (signal 9)" in note for note in notes)
+    assert any(note.startswith("kill on cpu[") and "killed (signal 9)" in note for note in notes)
 
 
 @pytest.mark.slow
@@ -126,8 +126,8 @@ def test_a_running_job_is_moved_and_tidies_up(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_workers_that_cannot_start_are_told_and_not_tried_for_ever(tmp_path):
-    with refused("no slot is left .*is given up: 3 workers in a row could not start"):
-        run(sleeping(2), tmp_path, workers=ProcessWorkers(two_slots()[:1], warm_up="tests.light:no"))
+    with refused("3 workers in a row could not start, the last: .*no function 'tests.light:no'"):
+        ProcessWorkers(two_slots()[:1], warm_up="tests.light:no")
     attempts, ends, _ = run(sleeping(2), tmp_path)
     check(attempts, ends, sleeping(2))  # what could not begin goes on when it can
 
@@ -159,7 +159,7 @@ def test_a_leader_that_is_killed_leaves_no_worker_and_its_run_goes_on(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [12, nightly(120)])
+@pytest.mark.parametrize("kills", [8, nightly(120)])
 def test_a_run_cut_short_at_any_statement_of_its_queue_resumes(kills):
     """Or at any moment, or refused space; benchmarks/faults.py does the same a thousand times."""
     summary = killed.in_a_process("tests.killed", kills)

@@ -13,7 +13,6 @@ import pytest
 from lib import paths
 from lib.executed_notebooks import ExecutionError, execute
 from lib.schedule.runtime import tasks
-from lib.schedule.runtime.worker_process import Job
 from tests import nightly, notebook, refused, until
 
 
@@ -31,13 +30,13 @@ def printed(path):
 @pytest.mark.slow
 def test_a_job_executes_a_notebook(written, tmp_path):
     out = tmp_path / "a {folder}/a.ipynb"
-    job, path = Job("cpu", 1), str(written("import os; print('before', steps + 1, os.getcwd())"))
-    assert tasks.notebook(job, path, {"steps": 41}, str(out)) == {"notebook": str(out)}
+    path = str(written("import os; print('before', steps + 1, os.getcwd())"))
+    assert tasks.notebook(path, {"steps": 41}, str(out), ["cpu"], 1) == {"notebook": str(out)}
     assert printed(out) == f"before 42 {out.parent}\n"
     with refused(r"source.ipynb has no parameter epochs; there are: steps"):
-        tasks.notebook(job, path, {"epochs": 1}, str(out))
+        tasks.notebook(path, {"epochs": 1}, str(out), ["cpu"], 1)
     with refused(r"source.ipynb would be replaced by its own execution"):
-        tasks.notebook(job, path, {}, path)
+        tasks.notebook(path, {}, path, ["cpu"], 1)
 
 
 @pytest.mark.slow

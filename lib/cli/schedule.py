@@ -36,7 +36,7 @@ def _run_jobs(options: argparse.Namespace) -> bool:
     rows, table = jobs_file.read(options.jobs, out)
     with ExitStack() as opened:
         if options.engine == "ray":
-            cluster = opened.enter_context(ray.cluster(options.address))
+            cluster = opened.enter_context(ray.cluster(options.address or "auto"))
             workers = opened.enter_context(closing(ray.RayWorkers(cluster, options.slots)))
         else:
             here = slots.slots_here(options.slots)
@@ -94,10 +94,10 @@ def add(verbs) -> None:
              option("--policy", "as in schedule", default="hybrid"),
              option("--objective", "as in schedule", default="makespan"),
              option("--slots", "CPU slots of equal size per node (default: one per core, at most 16)", whole(1), 0),
-             option("--engine", "worker processes on this machine (default), or a Ray cluster of one or many nodes",
+             option("--engine", "worker processes on this machine (default), or a Ray cluster of several nodes",
                     default="local", choices=("local", "ray")),
-             option("--address", "the head of the Ray cluster, or auto (default: a cluster is started here for this run)",
+             option("--address", "the head of the Ray cluster (default: the cluster of this machine)",
                     default="", metavar="HOST:PORT"),
-             option("--out", "folder for journal and record, and nothing else (default: data/schedule/<name of the file>)",
+             option("--out", "folder for queue and record, and nothing else (default: data/schedule/<name of the file>)",
                     a_path),
              epilog="A killed job runs again: its effects other than its result happen at least once.")

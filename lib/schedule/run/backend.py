@@ -1,12 +1,12 @@
-"""The backend of the event loop for real runs: jobs of a queue on workers, with each change in the queue."""
+"""The backend of the event loop for real runs: jobs of a queue on workers, each change in the queue."""
 
 import heapq
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pandas as pd
@@ -18,19 +18,16 @@ from lib.schedule.run.processes import TaskEnd
 from lib.schedule.run.queue import CANCELLED, OPEN, TOGETHER, Queue, QueueAwayError, QueueJob
 from lib.schedule.run.slots import Slot, fits, fleet_of, needs
 
-_POLL_S, _AGAIN_S = 0.5, 2.0  # between looks at an open queue, and at a database that is away
-_TRIES = 3
+TRIES = 3
+_POLL_S, _AGAIN_S = 0.5, 2.0  # between looks at a live queue, and at a database that is away
 
 
 class Workers(Protocol):
-    """Run tasks on slots: processes of this machine, or actors of a cluster. ``slots`` may grow."""
+    """Run tasks on slots: processes of this machine, or actors of a cluster, whose slots may grow."""
 
     slots: Sequence[Slot]
-    starting: Sequence[Any]  # what may come back by itself
-    notes: list[str]
 
-    def start(self, attempt: int, task: str, arguments: dict[str, Any],
-              devices: tuple[int, ...]) -> None:
+    def start(self, attempt: int, task: str, arguments: dict[str, Any], devices: tuple[int, ...]) -> None:
         """Run a task; its TaskEnd comes from ``poll``."""
 
     def stop(self, attempt: int) -> None:
@@ -43,20 +40,21 @@ class Workers(Protocol):
         """End all workers."""
 
 
-@dataclass(frozen=True)
-class TimeLimit:
-    """A job may take ``factor`` times its predicted seconds, but at least ``least_s``."""
+class TimeLimit(NamedTuple):
+    """A job may take ``factor`` times its expected seconds, but at least ``least_s``."""
 
     factor: float = 20.0
     least_s: float = 300.0
 
 
+USUAL_LIMIT = TimeLimit()
+
+
 class QueueClosedError(Exception):
-    """Raised by ``events`` after ``close``: the loop ends, and running jobs are queued again later."""
+    """Raised by ``events`` after ``close``."""
 
 
-@dataclass
-class _Attempt:
+class _Attempt(NamedTuple):
     job: int
     number: int  # of the job's attempts, in the queue
     devices: tuple[int, ...]
@@ -64,103 +62,97 @@ class _Attempt:
     limit_s: float
 
 
-class QueueBackend:
-    """Backend of the loop: the open jobs of a queue, as they are now and, if ``live``, as they come.
+def _nothing(*_: Any) -> Any:
+    return ""
 
-    Args:
-        queue: the queue, which this process leads.
-        workers: where the tasks run.
-        expected_s: seconds of a job on a device type, inf where it cannot run; its InputError fails
-            the job.
-        clock: the time in s, in which the queue counts.
-        live: whether the queue is looked at again and again. Then a database that is away is waited
-            for; else the run ends with an InputError in one line.
-        time_limit: after which a job is stopped, and counts as failed.
-        explain: why a job is placed on a device type, for people.
-        reserved: names of slots on which nothing may start now.
-        on_end: called with the job, device type, status, seconds and reason of each attempt that is over.
+
+@dataclass
+class QueueBackend:
+    """The open jobs of a queue, as they are now and, if ``live``, as they come and change.
+
+    ``expected_s`` gives the seconds of a job on a device type, inf where it cannot run; its InputError
+    fails the job. ``clock``: the time in s, in which the queue counts. A live queue whose database is
+    away is waited for; for another one that is an InputError. ``explain`` says why a job runs on a type,
+    ``reserved`` names slots on which nothing may start now, and ``on_end`` is called with the job, device
+    type, status, seconds and reason of each attempt that is over.
     """
 
-    def __init__(self, queue: Queue, workers: Workers, expected_s: Callable[[QueueJob, str], float],
-                 clock: Callable[[], float], live: bool = False, time_limit: TimeLimit = TimeLimit(),  # noqa: B008
-                 explain: Callable[[QueueJob, str], str] = lambda job, device_type: "",
-                 reserved: Callable[[], set[str]] = set,
-                 on_end: Callable[[QueueJob, str, str, float, str], None] = lambda *end: None):
-        self.queue, self.workers, self._expected_s, self._clock = queue, workers, expected_s, clock
-        self._live, self._time_limit, self._explain = live, time_limit, explain
-        self._reserved_names, self._on_end = reserved, on_end
-        self.jobs: list[QueueJob] = []  # by their number in the problem
+    queue: Queue
+    workers: Workers
+    expected_s: Callable[[QueueJob, str], float]
+    clock: Callable[[], float]
+    live: bool = False
+    time_limit: TimeLimit = USUAL_LIMIT
+    explain: Callable[[QueueJob, str], str] = _nothing
+    reserved: Callable[[], set[str]] = set
+    on_end: Callable[[QueueJob, str, str, float, str], Any] = _nothing
+    jobs: list[QueueJob] = field(default_factory=list)  # by their number in the problem
+
+    def __post_init__(self):
         self._seconds: list[list[float]] = []  # expected, by job and device type
-        self._numbers: dict[int, int] = {}  # in the queue -> in the problem, of open jobs
+        self._open: dict[int, int] = {}  # number in the queue -> in the problem, of jobs that have not ended
         self._arrivals: list[tuple[float, int]] = []  # a heap
         self._running: dict[int, _Attempt] = {}
         self._failures: Counter[int] = Counter()
-        self._events: list[Event] = []  # to be told at the next call
-        self._reserved: set[int] = set()
+        self._refused: list[int] = []  # jobs that were cancelled as they should start
+        self._taken: set[int] = set()  # devices that are reserved
         self._problem: Problem | None = None
-        self._slot_count = len(workers.slots)
-        self._next_look_s, self._closed = 0.0, False
-        self._take(self._insist(queue.jobs, QueueJob.status.in_(OPEN)))
+        self._next_look_s, self._closed, self._slot_count = 0.0, False, len(self.workers.slots)
+        self._add(self._insist(self.queue.jobs, QueueJob.status.in_(OPEN)))
 
     # ------------------------------------------------------------------ what the loop calls
 
     @property
     def now_s(self) -> float:
-        """Return the time in s."""
-        return self._clock()
+        """The time in s."""
+        return self.clock()
 
     @property
     def expected(self) -> int:
-        """Return how many known jobs are still to arrive."""
+        """How many known jobs are still to arrive."""
         return len(self._arrivals)
 
     @property
     def problem(self) -> Problem:
-        """Return all jobs so far and the slots as a problem; numbers never change."""
+        """All jobs so far and the slots as a problem; numbers never change."""
         if self._problem is None:
             seconds = np.array(self._seconds)
-            self._problem = Problem(self._as_jobs(self.jobs), fleet_of(self.workers.slots), seconds,
-                                    seconds)
+            self._problem = Problem(_as_jobs(self.jobs), fleet_of(self.workers.slots), seconds, seconds)
         return self._problem
 
     def start(self, attempt: int, job: int, devices: tuple[int, ...]) -> None:
         """Start an attempt, unless the job was cancelled a moment ago: then an event says so."""
-        row, names = self.jobs[job], [self.workers.slots[device].name for device in devices]
-        device_type = self.workers.slots[devices[0]].device_type
-        expected_s, now_s = self._seconds_of(job, device_type), self.now_s
-        number = self._insist(self.queue.start, row.number, TOGETHER.join(names), now_s, expected_s,
-                              self._explain(row, device_type))
-        if not number:
-            row.cancel = True
-            self._numbers.pop(row.number, None)
-            self._events.append(Cancelled(job))
-            return
-        limit_s = max(self._time_limit.least_s, self._time_limit.factor * expected_s)
-        self._running[attempt] = _Attempt(job, number, devices, now_s, limit_s)
-        self.workers.start(attempt, row.task, row.arguments, devices)
+        row, slots = self.jobs[job], [self.workers.slots[device] for device in devices]
+        device_type, now_s = slots[0].device_type, self.now_s
+        expected_s = self._seconds[job][self.problem.fleet.types.index(device_type)]
+        number = self._insist(self.queue.start, row.number, TOGETHER.join(slot.name for slot in slots), now_s,
+                              expected_s, self.explain(row, device_type))
+        if number:
+            limit_s = max(self.time_limit.least_s, self.time_limit.factor * expected_s)
+            self._running[attempt] = _Attempt(job, number, devices, now_s, limit_s)
+            self.workers.start(attempt, row.task, row.arguments, devices)
+        else:
+            self._refused.append(job)
 
     def stop(self, attempt: int) -> None:
-        """Stop an attempt that is moved or cancelled, and note that; no event of it follows."""
+        """Stop an attempt that is moved or cancelled, and note that."""
         if running := self._running.pop(attempt, None):
             self.workers.stop(attempt)
-            row = self.jobs[running.job]
-            self._note_end(running, CANCELLED if row.cancel else "moved")
+            self._note_end(running, CANCELLED if self.jobs[running.job].cancel else "moved")
 
     def events(self, until_s: float) -> list[Event] | None:
-        """Wait until something happens, or until ``until_s``; None when all jobs have ended.
-
-        Raises QueueClosedError, and InputError where no slot is left.
-        """
+        """Wait until something happens, or until ``until_s``; None when all jobs have ended."""
         while True:
-            events, self._events = self._events, []
-            events += self._arrived()
-            events += self._overdue()
-            if self._live and self.now_s >= self._next_look_s:
-                events += self._changes()
             if self._closed:
                 raise QueueClosedError
-            more = self._live or self._running or self._arrivals or self.workers.starting
-            if not (events or more or until_s < np.inf):
+            events: list[Event] = [Cancelled(self._drop(job)) for job in self._refused]
+            self._refused.clear()
+            if self.live and self.now_s >= self._next_look_s:
+                events += self._changes()
+            events += self._overdue()
+            while self._arrivals and self._arrivals[0][0] <= self.now_s:
+                events.append(Arrived(heapq.heappop(self._arrivals)[1]))
+            if not (events or self.live or self._running or self._arrivals or until_s < np.inf):
                 return None
             for event in self.workers.poll(0.0 if events else self._patience_s(until_s)):
                 events += self._heard(event)
@@ -174,45 +166,30 @@ class QueueBackend:
         """Let ``events`` raise QueueClosedError soon; callable from any thread."""
         self._closed = True
 
-    def predict_anew(self) -> None:
-        """Ask for the expected seconds of all open jobs again, before the next decision."""
-        types = fleet_of(self.workers.slots).types
-        for job in self._numbers.values():
-            seconds = self._expected(self.jobs[job])
-            if any(value < np.inf for value in seconds):
-                self._seconds[job] = seconds
-        for seconds in self._seconds:  # of jobs that ended before a node joined
-            seconds.extend([np.inf] * (len(types) - len(seconds)))
-        self._problem = None
-
     def priorities(self) -> np.ndarray:
         """Return the priority of each job of the problem."""
         return np.array([row.priority for row in self.jobs], float)
 
     # ------------------------------------------------------------------ what happens
 
-    def _arrived(self) -> list[Event]:
-        events = []
-        while self._arrivals and self._arrivals[0][0] <= self.now_s:
-            events.append(Arrived(heapq.heappop(self._arrivals)[1]))
-        return events
-
     def _patience_s(self, until_s: float) -> float:
         """Return how long to wait for the workers."""
         limits = [attempt.begin_s + attempt.limit_s for attempt in self._running.values()]
         arrivals = [self._arrivals[0][0]] if self._arrivals else []
-        next_s = min(until_s, *limits, *arrivals, self.now_s + (_POLL_S if self._live else 60.0))
+        next_s = min(until_s, *limits, *arrivals, self.now_s + (_POLL_S if self.live else 60.0))
         return max(0.0, next_s - self.now_s)
 
     def _heard(self, event: TaskEnd | Lost | Back) -> list[Event]:
-        """Note what a worker says; return it as events of the loop."""
-        if not isinstance(event, TaskEnd):
-            if len(self.workers.slots) > self._slot_count:
-                self._slot_count = len(self.workers.slots)
-                self.predict_anew()
-            return [event]
-        attempt = self._running.pop(event.attempt, None)
-        return [] if attempt is None else [Ended(event.attempt, self._end(attempt, event))]
+        """Note what the workers say; return it as events of the loop."""
+        if isinstance(event, TaskEnd):
+            attempt = self._running.pop(event.attempt, None)
+            return [Ended(event.attempt, self._end(attempt, event))] if attempt else []
+        if len(self.workers.slots) > self._slot_count:  # a node has joined
+            self._slot_count, self._problem = len(self.workers.slots), None
+            for job, row in enumerate(self.jobs):
+                seconds, known = self._seconds[job], self._expect(row)
+                seconds.extend(known[len(seconds):])
+        return [event]
 
     def _end(self, attempt: _Attempt, end: TaskEnd) -> str:
         """Note the end of an attempt in the queue; return its status: done, failed, retried, lost."""
@@ -220,103 +197,88 @@ class QueueBackend:
         if status == "failed":
             self._failures[attempt.job] += 1
             tries = self._failures[attempt.job]
-            if end.again and tries < _TRIES:
+            if end.again and tries < TRIES:
                 status = "retried"
             elif tries > 1:
-                reason = f"{reason} (attempt {tries} of {_TRIES})"
+                reason = f"{reason} (attempt {tries} of {TRIES})"
         self._note_end(attempt, status, reason, end.result)
         return status
 
-    def _note_end(self, attempt: _Attempt, status: str, reason: str = "",
-                  result: dict[str, Any] | None = None) -> None:
+    def _note_end(self, attempt: _Attempt, status: str, reason: str = "", result: Any = None) -> None:
         row, now_s = self.jobs[attempt.job], self.now_s
         self._insist(self.queue.end, row.number, attempt.number, now_s, status, reason, result)
         if status not in ("retried", "moved", "lost"):
-            self._numbers.pop(row.number, None)
+            self._open.pop(row.number, None)
         device_type = self.workers.slots[attempt.devices[0]].device_type
-        self._on_end(row, device_type, status, now_s - attempt.begin_s, reason)
+        self.on_end(row, device_type, status, now_s - attempt.begin_s, reason)
 
     def _overdue(self) -> list[Event]:
         """Stop attempts that take too long, such as those of a frozen worker."""
-        now_s, events = self.now_s, []
+        events = []
         for number, attempt in list(self._running.items()):
-            if now_s - attempt.begin_s > attempt.limit_s:
-                self._running.pop(number)
+            if self.now_s - attempt.begin_s > attempt.limit_s:
+                del self._running[number]
                 self.workers.stop(number)
-                reason = f"not done after its time limit of {attempt.limit_s:,.3g} s"
-                events.append(Ended(number, self._end(attempt, TaskEnd(number, "failed",
-                                                                       reason=reason))))
+                end = TaskEnd(number, "failed", reason=f"not done after its time limit of {attempt.limit_s:,.3g} s")
+                events.append(Ended(number, self._end(attempt, end)))
         return events
 
     def _changes(self) -> list[Event]:
         """Look at the queue: jobs that are new, cancelled, or of another priority."""
         self._next_look_s, events = self.now_s + _POLL_S, []
-        now_open = self._insist(self.queue.open_jobs)
-        if new := [number for number in now_open if number not in self._numbers]:
-            self._take(self._insist(self.queue.jobs, QueueJob.number.in_(new), QueueJob.status.in_(OPEN)))
-            events += self._arrived()
-        for number, job in list(self._numbers.items()):
-            row = self.jobs[job]
-            cancel, row.priority = now_open.get(number, (True, row.priority))
-            if cancel and not row.cancel:
-                row.cancel = True
-                del self._numbers[number]
-                events.append(Cancelled(job))
+        seen = self._insist(self.queue.open_jobs)
+        if new := [number for number in seen if number not in self._open]:
+            self._add(self._insist(self.queue.jobs, QueueJob.number.in_(new), QueueJob.status.in_(OPEN)))
+        for number, job in list(self._open.items()):
+            is_cancelled, priority = seen.get(number, (True, self.jobs[job].priority))
+            self.jobs[job].priority = priority
+            if is_cancelled:
+                events.append(Cancelled(self._drop(job)))
         return events
+
+    def _drop(self, job: int) -> int:
+        """Forget a job that is cancelled."""
+        self.jobs[job].cancel = True
+        self._open.pop(self.jobs[job].number, None)
+        self._arrivals = [arrival for arrival in self._arrivals if arrival[1] != job]
+        heapq.heapify(self._arrivals)
+        return job
 
     def _reservations(self) -> list[Event]:
         """Take idle slots away that are reserved, and give back those that no longer are."""
-        names = self._reserved_names()
+        names = self.reserved()
         busy = {device for attempt in self._running.values() for device in attempt.devices}
         wanted = {device for device, slot in enumerate(self.workers.slots) if slot.name in names}
-        lost, back = wanted - self._reserved - busy, self._reserved - wanted
-        self._reserved = (self._reserved | lost) - back
+        lost, back = wanted - self._taken - busy, self._taken - wanted
+        self._taken = (self._taken | lost) - back
         return [*map(Lost, sorted(lost)), *map(Back, sorted(back))]
 
-    # ------------------------------------------------------------------ jobs
-
-    def _take(self, rows: Sequence[QueueJob]) -> None:
-        """Take jobs of the queue; one that no slot can run, or that cannot be predicted, fails."""
+    def _add(self, rows: Sequence[QueueJob]) -> None:
+        """Take jobs of the queue; one that no slot can run, or that cannot be expected, fails."""
         for row in rows:
-            if row.cancel:  # while it ran under a leader that is gone
-                self._insist(self.queue.end, row.number, 0, self.now_s, CANCELLED)
-                continue
+            status, reason, seconds = CANCELLED if row.cancel else "", "", []
             try:
-                seconds = self._expected(row)
-                if all(value == np.inf for value in seconds):
-                    jobs = self._as_jobs([row])
-                    raise InputError(f"no slot can run it; it needs {needs(jobs, 0)}")
+                seconds = self._expect(row)
+                if not np.isfinite(seconds).any():
+                    raise InputError(f"no slot can run it; it needs {needs(_as_jobs([row]), 0)}")
             except InputError as error:
-                self._insist(self.queue.end, row.number, 0, self.now_s, "failed", str(error))
+                status, reason = "failed", str(error)
+            if status:
+                self._insist(self.queue.end, row.number, 0, self.now_s, status, reason)
                 continue
-            self._numbers[row.number] = len(self.jobs)
+            self._open[row.number] = len(self.jobs)
             heapq.heappush(self._arrivals, (row.arrival_s, len(self.jobs)))
             self.jobs.append(row)
             self._seconds.append(seconds)
             self._problem = None
 
-    def _expected(self, row: QueueJob) -> list[float]:
+    def _expect(self, row: QueueJob) -> list[float]:
         """Return the expected seconds of a job on each device type, inf where it cannot run."""
         fleet = fleet_of(self.workers.slots)
-        able = fits(self._as_jobs([row]), fleet)[0]
-        allowed = row.device_types
-        return [float(self._expected_s(row, name))
-                if able[number] and (allowed is None or name in allowed) else np.inf
+        able = fits(_as_jobs([row]), fleet)[0]
+        return [float(self.expected_s(row, name))
+                if able[number] and (row.device_types is None or name in row.device_types) else np.inf
                 for number, name in enumerate(fleet.types)]
-
-    def _seconds_of(self, job: int, device_type: str) -> float:
-        return self._seconds[job][self.problem.fleet.types.index(device_type)]
-
-    @staticmethod
-    def _as_jobs(rows: Sequence[QueueJob]) -> Jobs:
-        def column(name: str) -> np.ndarray:
-            return np.array([getattr(row, name) for row in rows], float)
-
-        classes = pd.Series([row.job_class for row in rows], dtype=object)
-        return Jobs(tuple(row.job_id for row in rows), column("arrival_s"),
-                    np.nan_to_num(column("deadline_s"), nan=np.inf, posinf=np.inf),
-                    column("memory_mb"), column("cpu_cores"),
-                    pd.factorize(classes.where(classes != ""))[0], column("devices").astype(int))
 
     def _insist(self, change: Callable[..., Any], *arguments: Any) -> Any:
         """Call a method of the queue; of a live one again and again, while its database is away."""
@@ -325,9 +287,19 @@ class QueueBackend:
             try:
                 return change(*arguments)
             except QueueAwayError as error:
-                if not self._live or self._closed:
+                if not self.live or self._closed:
                     raise
                 if not said:
                     print(f"the queue waits for its database: {error}", file=sys.stderr, flush=True)
                 said = True
                 time.sleep(_AGAIN_S)
+
+
+def _as_jobs(rows: Sequence[QueueJob]) -> Jobs:
+    def column(name: str) -> np.ndarray:
+        return np.array([getattr(row, name) for row in rows], float)
+
+    classes = pd.Series([row.job_class or None for row in rows], dtype=object)
+    return Jobs(tuple(row.job_id for row in rows), column("arrival_s"),
+                np.nan_to_num(column("deadline_s"), nan=np.inf, posinf=np.inf), column("memory_mb"),
+                column("cpu_cores"), pd.factorize(classes)[0], column("devices").astype(int))

@@ -20,7 +20,7 @@ from lib.schedule.loop import Loop
 from lib.schedule.policies import policy_for
 from lib.schedule.problem import Jobs, Problem
 from lib.schedule.run import jobs_file, record
-from lib.schedule.run.backend import QueueBackend, TimeLimit, Workers
+from lib.schedule.run.backend import USUAL_LIMIT, QueueBackend, TimeLimit, Workers
 from lib.schedule.run.database import leadership, open_engine
 from lib.schedule.run.jobs_file import NOTEBOOK, PROBES, QUEUE, WORKLOAD
 from lib.schedule.run.probes import Probes, probe
@@ -108,10 +108,16 @@ def run(prepared: PreparedJobs, out: Path) -> RunRecord:
 
 
 def execute(prepared: PreparedJobs, out: Path,
-            time_limit: TimeLimit = TimeLimit()) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:  # noqa: B008
+            time_limit: TimeLimit = USUAL_LIMIT) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
     """Run jobs, or those of them that have not ended; return attempts, ends, and notes."""
     jobs, types = prepared.problem.jobs.ids, prepared.problem.fleet.types
     seconds = pd.DataFrame(prepared.problem.feasible_s, jobs, types)
+
+    def expected_s(row: QueueJob, device_type: str) -> float:
+        # a node that joins later is taken to be as fast as others of its kind
+        kind = [name for name in types if name.partition("@")[0] == device_type.partition("@")[0]]
+        return seconds.loc[row.job_id, device_type if device_type in types else kind].min()
+
     engine = open_engine(out / QUEUE)
     with leadership(engine), closing(Queue(engine)) as queue:
         known = queue.jobs()
@@ -120,15 +126,17 @@ def execute(prepared: PreparedJobs, out: Path,
         elif [_call(row) for row in known] != [_call(row) for row in prepared.rows]:
             raise InputError(f"{out / QUEUE} is the queue of other jobs; name another folder with --out")
         queue.recover(is_no_space)
-        ended, last_s, begin_s = len(queue.ends()), queue.last_s(), time.monotonic()
+        ended, earlier = len(queue.ends()), queue.attempts()[["start_s", "end_s"]]
+        begin_s = time.monotonic() - (earlier.max().max() if len(earlier) else 0.0)
         bar = iter(track(range(len(jobs) - ended), "jobs"))
-        backend = QueueBackend(
-            queue, prepared.workers, lambda row, device_type: seconds.loc[row.job_id, device_type],
-            lambda: last_s + time.monotonic() - begin_s, time_limit=time_limit, on_end=partial(_show, bar))
+        backend = QueueBackend(queue, prepared.workers, expected_s, lambda: time.monotonic() - begin_s,
+                               time_limit=time_limit, on_end=partial(_show, bar))
         Loop(prepared.policy, backend).run()
-        notes = [f"resumed: {ended} of {len(jobs)} jobs had ended in an earlier call"]
-        return (queue.attempts(), queue.ends(),
-                [*(notes if 0 < ended < len(jobs) else []), *prepared.workers.notes])
+        notes = [f"resumed: {ended} of {len(jobs)} jobs had ended in an earlier call"] if 0 < ended < len(jobs) else []
+        attempts = queue.attempts()
+        notes += [f"{row.job_id} on {row.device} was {row.status} after {row.end_s - row.start_s:,.1f} s: {row.reason}"
+                  for row in attempts[~attempts["status"].isin(("done", "failed"))].itertuples()]
+        return attempts, queue.ends(), notes
 
 
 def _call(row: QueueJob) -> tuple[Any, ...]:

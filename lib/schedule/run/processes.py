@@ -18,9 +18,8 @@ from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
 from lib import locks
-from lib.errors import InputError, choices, is_no_space, is_out_of_memory, one_line
+from lib.errors import InputError, is_no_space, is_out_of_memory, one_line
 from lib.measure import worker
-from lib.schedule.loop import Back, Lost
 from lib.schedule.run.slots import Slot
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -113,49 +112,42 @@ def _serve(devices: list[str], cores: tuple[int, ...], threads: int,
 
 @dataclass(eq=False)
 class _Process:
-    """A worker process and what it does; ``pid`` is 0 until it is ready."""
+    """A worker process and what it does; ``pid`` and ``attempt`` are 0 until it is ready, and idle."""
 
     service: worker.Service
     pid: int = 0
-    attempt: int = 0  # 0: none
+    attempt: int = 0
 
 
 class ProcessWorkers:
-    """One worker process per slot; a job on several slots gets a process of its own for that time.
-
-    ``notes`` say which workers died, and which slots were given up.
-    """
+    """One worker process per slot; a job on several slots has a process of its own meanwhile."""
 
     def __init__(self, slots: Sequence[Slot], warm_up: str = WARM_UP):
         """Start the workers, and wait until all are ready, but at most 15 s."""
-        self.slots, self.notes, self._warm_up = tuple(slots), [], warm_up
+        self.slots, self._warm_up = tuple(slots), warm_up
         self._processes: dict[tuple[int, ...], _Process] = {}  # by the numbers of their slots
-        self._events: list[TaskEnd | Lost | Back] = []  # not yet told
-        self._failed_starts = dict.fromkeys(range(len(slots)), 0)
-        self._lost: set[int] = set()
+        self._ends: list[TaskEnd] = []  # not yet told
+        self._failed_starts = 0  # in a row
         for device in range(len(slots)):
             self._start_process((device,))
         until = time.monotonic() + READY_S
-        while self.starting and time.monotonic() < until:
+        while any(not process.pid for process in self._processes.values()) and time.monotonic() < until:
             self._listen(until - time.monotonic())
-        for devices in self.starting:
-            self._lose(devices)
 
     def _start_process(self, devices: tuple[int, ...]) -> _Process:
         slots = [self.slots[device] for device in devices]
         card = ",".join(slot.card for slot in slots if slot.card)
         names = [f"cuda:{number}" if card else "cpu" for number in range(len(slots))]
         cores, threads = sum((slot.cores for slot in slots), ()), slots[0].threads
-        variables = {**dict.fromkeys(THREADS, str(threads)), locks.MASK: card,
-                     worker.GPUS: slots[0].gpus}
+        variables = {**dict.fromkeys(THREADS, str(threads)), locks.MASK: card, worker.GPUS: slots[0].gpus}
         service = worker.Service(
-            _serve, names, cores, threads, self._warm_up if len(slots) == 1 else "", name=f"slot {slots[0].name}",
+            _serve, names, cores, threads, self._warm_up if len(slots) == 1 else "",
+            name=f"slot {slots[0].name}",
             environment={name: value for name, value in variables.items() if value})
         self._processes[devices] = _Process(service)
         return self._processes[devices]
 
-    def start(self, attempt: int, task: str, arguments: dict[str, Any],
-              devices: tuple[int, ...]) -> None:
+    def start(self, attempt: int, task: str, arguments: dict[str, Any], devices: tuple[int, ...]) -> None:
         """Run a task on slots; its TaskEnd comes from ``poll``."""
         process = self._processes.get(devices) or self._start_process(devices)
         process.attempt = attempt
@@ -163,36 +155,22 @@ class ProcessWorkers:
 
     def stop(self, attempt: int) -> None:
         """Stop an attempt: by SIGTERM, and if it does not end within 5 s, by the end of its worker."""
-        devices = next((key for key, process in self._processes.items()
-                        if process.attempt == attempt), None)
-        if devices is None:
-            return
-        process = self._processes[devices]
-        process.attempt = 0
-        if process.pid:
-            os.kill(process.pid, signal.SIGTERM)  # not reaped before shut_down: the id is its own
-            if process.service.pipe.poll(GRACE_S):
-                self._hear(devices)
-                return
-        self._replace(devices, "")
+        for devices, process in list(self._processes.items()):
+            if process.attempt == attempt:
+                process.attempt = 0
+                if process.pid:
+                    os.kill(process.pid, signal.SIGTERM)  # not reaped before shut_down: the id is its own
+                if process.pid and process.service.pipe.poll(GRACE_S):
+                    self._hear(devices)
+                else:
+                    self._replace(devices)
 
-    def poll(self, timeout_s: float) -> list[TaskEnd | Lost | Back]:
-        """Wait until something happens, at most ``timeout_s``; return what happened.
-
-        Raises InputError when no worker can be started on any slot.
-        """
-        if not self._events:
+    def poll(self, timeout_s: float) -> list[TaskEnd]:
+        """Wait until an attempt ends, at most ``timeout_s``; InputError when no worker can start."""
+        if not self._ends:
             self._listen(timeout_s)
-        events, self._events = self._events, []
-        if not self._processes:
-            raise InputError(f"no slot is left ({choices(self.notes[-3:])}); the same call again "
-                             "resumes")
-        return events
-
-    @property
-    def starting(self) -> list[tuple[int, ...]]:
-        """Slots whose worker is not ready yet."""
-        return [devices for devices, process in self._processes.items() if not process.pid]
+        ends, self._ends = self._ends, []
+        return ends
 
     def _listen(self, timeout_s: float) -> None:
         """Wait for the processes that are busy or starting, and hear what they say."""
@@ -208,43 +186,28 @@ class ProcessWorkers:
         try:
             message = process.service.ready()
         except Exception as error:  # it died, or its warm-up raised something
-            self._replace(devices, str(error) or one_line(error))
+            if process.attempt:
+                self._ends.append(TaskEnd(process.attempt, "failed", reason=str(error) or one_line(error)))
+            self._failed_starts = 0 if process.pid else self._failed_starts + 1
+            if self._failed_starts >= _STARTS:
+                raise InputError(f"{_STARTS} workers in a row could not start, the last: {one_line(error)}; "
+                                 "the same call again resumes") from None
+            self._replace(devices)
             return
         if not process.pid:
-            process.pid = message
-            self._failed_starts.update(dict.fromkeys(devices, 0))
-            if len(devices) == 1 and devices[0] in self._lost:
-                self._lost.remove(devices[0])
-                self._events.append(Back(devices[0]))
+            process.pid, self._failed_starts = message, 0
             return
         if process.attempt:
-            self._events.append(message._replace(attempt=process.attempt))
+            self._ends.append(message._replace(attempt=process.attempt))
         process.attempt = 0
         if len(devices) > 1:
             self._processes.pop(devices).service.shut_down()
 
-    def _replace(self, devices: tuple[int, ...], reason: str) -> None:
+    def _replace(self, devices: tuple[int, ...]) -> None:
         """End a worker process that died or did not stop, and start another one on its slot."""
-        process = self._processes.pop(devices)
-        process.service.shut_down()
-        if process.attempt:
-            self._events.append(TaskEnd(process.attempt, "failed", reason=reason))
-        name = self.slots[devices[0]].name
-        if reason:
-            self.notes.append(f"{name}: {reason}")
-        if len(devices) > 1:
-            return
-        self._lose(devices)
-        self._failed_starts[devices[0]] += 0 if process.pid else 1
-        if self._failed_starts[devices[0]] < _STARTS:
+        self._processes.pop(devices).service.shut_down()
+        if len(devices) == 1:
             self._start_process(devices)
-        else:
-            self.notes.append(f"{name} is given up: {_STARTS} workers in a row could not start")
-
-    def _lose(self, devices: tuple[int, ...]) -> None:
-        if devices[0] not in self._lost:
-            self._lost.add(devices[0])
-            self._events.append(Lost(devices[0]))
 
     def close(self) -> None:
         """End all workers at once."""

@@ -191,13 +191,6 @@ class Queue:
 
     # ------------------------------------------------------------------ for records
 
-    def last_s(self) -> float:
-        """Return the time of the latest change."""
-        with self.reading() as session:
-            row = session.execute(select(sa.func.max(QueueAttempt.start_s),
-                                         sa.func.max(QueueAttempt.end_s))).one()
-        return max(0.0, *(value for value in row if value is not None), 0.0)
-
     def attempts(self) -> pd.DataFrame:
         """Return one row per attempt and device."""
         names = ["device", "start_s", "end_s", "attempt", "status", "reason"]

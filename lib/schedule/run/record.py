@@ -10,7 +10,7 @@ import pandas as pd
 
 from lib import files, store
 from lib.config.base import Positive, Strict, load
-from lib.errors import InputError, choices
+from lib.errors import InputError
 from lib.measure import archive
 from lib.schedule import trace
 from lib.tables import columns
@@ -215,8 +215,4 @@ def text(record: RunRecord) -> str:
     failed = record.ends[record.ends["status"] == "failed"]
     lines += [f"  {row.job_id}: {row.reason}" for row in failed.itertuples()]
     lines += [f"  {note}" for note in facts["notes"]]
-    again = record.schedule[~record.schedule["status"].isin(("done", "failed"))]
-    if len(again):
-        attempts = choices(f"{row.job_id} on {row.device} ({row.status})" for row in again.itertuples())
-        lines.append(f"  attempts that did not count: {attempts}")
     return "\n".join(lines)
