@@ -5,6 +5,7 @@ import io
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -40,6 +41,15 @@ def real_pass(model, mode, *placed, autocast=None, **named):
         if loss is not None:
             loss.backward()
     return output
+
+
+def until(condition, within_s=30.0):
+    """Return what a condition gives once that is true; fail where it takes too long."""
+    end = time.monotonic() + within_s
+    while not (value := condition()):
+        assert time.monotonic() < end, "this has not come true in time"
+        time.sleep(0.01)
+    return value
 
 
 def nightly(*values):

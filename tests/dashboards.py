@@ -4,6 +4,8 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
+from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -18,6 +20,7 @@ from lib.dashboard import tables as db
 from lib.dashboard.app import create_app
 from lib.dashboard.database import Database
 from lib.schedule.run.queue import QueueJob
+from tests import until
 
 TOKEN = "a-token-of-the-tests-0123456789"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
@@ -95,6 +98,27 @@ class Site:
         path = paths.DATA / run.folder / outputs.HISTORY
         head = "" if path.exists() else "step,epoch,name,value,wall_time_s\n"
         self.write(run, outputs.HISTORY, head + "".join(f"{','.join(map(str, row))},1.0\n" for row in rows))
+
+
+def site_of(database, runner):
+    """Return the application of a database and a real runner."""
+    return create_app(api.Board(database, runner, TOKEN))
+
+
+@contextmanager
+def serving(app, port=0):
+    """Serve an app on a port of this host, in a thread; give its address."""
+    import uvicorn
+
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        until(lambda: server.started or not thread.is_alive())
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(30)
 
 
 class Postgres:

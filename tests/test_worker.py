@@ -14,8 +14,7 @@ import pytest
 
 from lib.errors import InputError, death
 from lib.measure.worker import Service, Worker, WorkerLostError, call
-from tests import refusal, refused
-from tests.agents import until
+from tests import refusal, refused, until
 
 pytestmark = pytest.mark.slow
 

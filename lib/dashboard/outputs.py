@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from lib import paths
+from lib import csv_files, paths
 from lib.dashboard import tables as db
 from lib.finetune.reports import HISTORY, LOG
 from lib.finetune.tracking import RUN_ID
@@ -65,13 +65,10 @@ def log_tail(run: db.Run) -> str:
 
 def history(run: db.Run) -> pd.DataFrame:
     """Return step, epoch, name and value of what the run has reported; a torn last line is left out."""
-    columns = ["step", "epoch", "name", "value"]
-    path = folder_of(run) / HISTORY
-    content = path.read_bytes() if path.exists() else b""
-    if b"\n" not in content:
+    columns, path = ["step", "epoch", "name", "value"], folder_of(run) / HISTORY
+    if not path.exists() or not path.stat().st_size:
         return pd.DataFrame(columns=columns)
-    whole_lines = content[:content.rindex(b"\n") + 1]
-    return pd.read_csv(io.BytesIO(whole_lines), usecols=columns)
+    return csv_files.frame(path, torn=True, usecols=columns)
 
 
 def progress(run: db.Run) -> dict[str, float | int | None]:

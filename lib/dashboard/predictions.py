@@ -4,12 +4,11 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from math import inf
 from statistics import median
-from typing import Any
 
 from lib.dashboard import advice, inventory
 from lib.errors import InputError, one_line
 from lib.measure import worker
-from lib.schedule.expected import MODEL_SIGMA, EarlierRuns, Expected, budget, expected_s
+from lib.schedule.expected import GUESS_SIGMA, MODEL_SIGMA, EarlierRuns, Expected, budget, expected_s
 from lib.schedule.run.jobs_file import NOTEBOOK
 from lib.schedule.run.queue import QueueJob
 from lib.schedule.run.slots import Slot
@@ -23,27 +22,31 @@ class Predictions:
     """Predicted seconds of the jobs of a queue, learned from those that end; quick but for ``advise``."""
 
     def __init__(self, slots: Sequence[Slot]):
-        self.slots = {slot.device_type: slot for slot in slots}
+        self._processors = {slot.device_type: inventory.processor(slot) for slot in slots}
         self._earlier = EarlierRuns()
         self._advised: dict[str, dict[str, tuple[float, str]]] = {}  # by job class and processor
         self._factors = defaultdict(lambda: deque(maxlen=9))  # measured over advised, by device type
 
     def learn(self, job: QueueJob, device_type: str, seconds: float) -> None:
         """Learn how long a job took at its first attempt; nothing of a device that is gone."""
-        if device_type not in self.slots:
+        if device_type not in self._processors:
             return
         self._earlier.add(job.job_class, device_type, seconds)
         if job.task == NOTEBOOK:
             self._earlier.add(job.arguments["path"], device_type, seconds)
-        elif (advised := self._model_s(job, device_type)) and job.devices == 1:
-            self._factors[device_type].append(seconds / (START_S + advised[0]))
+            return
+        advised_s, _ = self._model_s(job, device_type)
+        if advised_s < inf and job.devices == 1:
+            self._factors[device_type].append(seconds / (START_S + advised_s))
+
+    def needs_advice(self, job: QueueJob) -> bool:
+        """Return whether a job is a fine-tune of which the cost models were not asked yet."""
+        return "config" in job.arguments and job.job_class not in self._advised
 
     def advise(self, job: QueueJob) -> None:
-        """Ask the cost models how long a fine-tune takes, once per configuration: it takes seconds."""
-        config = job.arguments.get("config")
-        if config is None or job.job_class in self._advised:
-            return
-        processors = sorted({inventory.processor(slot) for slot in self.slots.values()})
+        """Ask the cost models how long a fine-tune takes: it takes seconds."""
+        config = job.arguments["config"]
+        processors = sorted(set(self._processors.values()))
         try:
             self._advised[job.job_class] = worker.call(
                 advice.advise, config, processors, timeout_s=ADVICE_TIMEOUT_S,
@@ -53,16 +56,16 @@ class Predictions:
             reason = str(error) if readable else one_line(error)
             self._advised[job.job_class] = {name: (inf, reason) for _, name in processors}
 
-    def _model_s(self, job: QueueJob, device_type: str) -> tuple[float, str] | None:
-        """Return the seconds of steps and evaluations by the cost models, and their source."""
-        _, name = inventory.processor(self.slots[device_type])
-        known = self._advised.get(job.job_class, {}).get(name, (inf, ""))
-        return known if known[0] < inf else None
+    def _model_s(self, job: QueueJob, device_type: str) -> tuple[float, str]:
+        """Return the seconds of steps and evaluations by the cost models (inf: none), and why."""
+        _, name = self._processors[device_type]
+        missing = inf, "no cost model knows this processor"
+        return self._advised.get(job.job_class, {}).get(name, missing)
 
-    def _by_model(self, job: QueueJob, device_type: str) -> Expected | None:
-        if not (known := self._model_s(job, device_type)):
-            return None
-        advised_s, source = known
+    def _by_model(self, job: QueueJob, device_type: str) -> Expected:
+        advised_s, source = self._model_s(job, device_type)
+        if advised_s == inf:
+            return Expected(GUESS_S, f"a guess: {source}", GUESS_SIGMA)
         factors = self._factors[device_type]
         factor = median(factors) if factors else 1.0
         if factors:
@@ -87,6 +90,6 @@ class Predictions:
         """Say what is predicted for a job on its device type, and on the others."""
         here = self.of(job, device_type)
         text = f"predicted {here.seconds:,.3g} s on {device_type} ({here.source})"
-        allowed = self.slots if job.device_types is None else job.device_types
-        others: list[Any] = [name for name in allowed if name != device_type and name in self.slots]
+        others = [name for name in self._processors if name != device_type and (
+            job.device_types is None or name in job.device_types)]
         return "; ".join([text, *(f"{name} {self.seconds(job, name):,.3g} s" for name in others[:5])])

@@ -116,8 +116,10 @@ class Runner:
         """Predict new jobs, and hand each to the queue."""
         while not self._over.wait(LOOK_S):
             try:
-                for job in self._queue.jobs(QueueJob.status == PREDICTING):
-                    self._predictions.advise(job)
+                new = self._queue.jobs(QueueJob.status == PREDICTING)
+                for job in sorted(new, key=self._predictions.needs_advice):
+                    if self._predictions.needs_advice(job):
+                        self._predictions.advise(job)
                     with self._queue.writing() as session:
                         session.execute(update(QueueJob).where(
                             QueueJob.number == job.number, QueueJob.status == PREDICTING).values(status=QUEUED))
