@@ -30,6 +30,7 @@ OBJECTIVES = ("makespan", "mean_jct", "p99_jct", "deadline", "energy", "price")
 MARGIN = 1.5  # standard deviations by which a job ends before the makespan where it is not fastest
 AGAIN = 0.05  # finished jobs, as a share of the waiting, after which jobs are assigned again
 PAYS = 0.8  # of the time that a running job has left: a restart must take less
+OVERDUE = 1.01  # times its estimate that a job has worked
 STILL = 0.3  # of the time that an overdue job has worked: it is expected to take as much still
 
 
@@ -146,8 +147,10 @@ def update_assignment(state: State, estimate: Estimate, memory: Memory, objectiv
 def left_s(state: State, estimate: Estimate, ran: Running) -> float:
     """Return the seconds until a job is expected to end; the longer it is overdue, the more."""
     worked_s, kind = state.worked_s(ran), state.type_of[ran.device]
-    ahead_s = estimate.seconds[ran.job, kind] - state.setup_s[kind] - worked_s
-    return ahead_s if ahead_s > 0 else max(estimate.sigma, STILL) * worked_s
+    whole_s = estimate.seconds[ran.job, kind] - state.setup_s[kind]
+    if worked_s > OVERDUE * whole_s:
+        return max(estimate.sigma, STILL) * worked_s
+    return max(whole_s - worked_s, (OVERDUE - 1.0) * whole_s)
 
 
 def restarts(state: State, estimate: Estimate, memory: Memory) -> list[Action]:

@@ -54,8 +54,9 @@ def ends_s(problem: Problem, plan: pd.DataFrame, sigma: np.ndarray,
     fleet, draw, (count, types) = problem.fleet, np.random.default_rng(0), sigma.shape
     classes = problem.jobs.job_class
     group = np.where(classes < 0, np.arange(count), count + classes)
-    of_type = common**0.5 * draw.normal(size=(DRAWS, types))
-    of_group = (1 - common)**0.5 * draw.normal(size=(DRAWS, group.max() + 1, types))
+    half = draw.normal(size=(DRAWS // 2, group.max() + 2, types))
+    drawn = np.concatenate([half, -half])  # antithetic: the median of a time is its prediction
+    of_type, of_group = common**0.5 * drawn[:, -1], (1 - common)**0.5 * drawn
     ends, drawn_s = np.full((DRAWS, count), np.nan), np.zeros((DRAWS, len(fleet)))
     planned_s = np.zeros(len(fleet))
     for job, rows in plan.sort_values("start_s", kind="stable").groupby("job", sort=False):
