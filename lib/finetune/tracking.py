@@ -43,12 +43,19 @@ class TrackedRun:
                      "MLFLOW_TRACKING_URI, or set mlflow to false"), \
                 locks.writer(files.folder(paths.DATA / "mlflow") / "mlflow.db", _WAIT_S):
             self._client = _client(uri)
-            if path.exists():
-                self.id = path.read_text().strip()
-                self._client.update_run(self.id, status="RUNNING")
-            else:
-                self.id = self._new(folder, experiment, config)
-                files.replace(path, self.id.encode())
+            self.id = self._earlier(path) or self._new(folder, experiment, config)
+        files.replace(path, self.id.encode())
+
+    def _earlier(self, path: Path) -> str:
+        """Return the id of the run that a folder names; empty where the store has none."""
+        from mlflow import MlflowException
+
+        try:
+            run_id = path.read_text().strip()
+            self._client.update_run(run_id, status="RUNNING")
+        except (OSError, MlflowException):
+            return ""
+        return run_id
 
     def _new(self, folder: Path, experiment: str, config: Mapping[str, Any]) -> str:
         from mlflow.entities import Param
