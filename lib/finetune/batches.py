@@ -46,16 +46,10 @@ class _Step(NamedTuple):
 
 
 class BatchLog(Observer):
-    """Observes an epoch: adds up and reports its batches, and calls ``after_step`` now and then.
+    """Observes an epoch beside ``rows``: adds up its batches in ``progress``, and reports them.
 
-    Losses stay on the device, and are fetched twice a second.
-
-    Args:
-        progress: of the run, which is updated.
-        rows: another observer of the batches, that of the profile.
-        reports: of the first process; None in others.
-        every: optimizer steps between two calls of ``after_step``.
-        after_step: called with all batches added up.
+    Losses stay on the device, and are fetched twice a second. ``after_step`` is called after
+    ``every`` optimizer steps. ``reports`` are None but in the first process.
     """
 
     def __init__(self, progress: Progress, rows: Observer, reports: Reports | None, every: int,
@@ -104,12 +98,8 @@ class BatchLog(Observer):
                                  f"{progress.epoch}, lr {step.lr:.3g}): training stops; a smaller "
                                  "lr, more warm-up, max_grad_norm or fp32 may help")
         now = time.perf_counter()
-        seconds, self._since_s = now - self._since_s, now
-        progress.seconds += seconds
-        if self._reports:
-            rate = sum(step.samples for step in steps) / seconds
-            self._reports.scalars({"throughput/images_per_sec": rate}, steps[-1].number,
-                                  progress.epoch)
+        progress.seconds += now - self._since_s
+        self._since_s = now
 
 
 def _right_samples(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

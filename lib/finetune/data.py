@@ -65,7 +65,7 @@ def _workload(config: TrainConfig, size: int) -> Workload:
 
 
 def names_and_facts(config: TrainConfig) -> tuple[Classes, datasets.Facts]:
-    """Return the dataset's own names of its classes, and its facts; InputError where it is missing."""
+    """Return the dataset's names of its classes, and its facts; InputError where it is missing."""
     if config.medmnist:
         table = medmnist_files.info()[config.medmnist]["label"]
         names = tuple(table[str(index)] for index in range(len(table)))
@@ -118,12 +118,13 @@ def _labels(config: TrainConfig, names: Classes) -> tuple[Classes, list[int] | N
     """Return the classes in the config's order, and the new index of each class of the dataset."""
     wanted, fields = config.labels or names, "class_labels, label2id or id2label"
     if len(wanted) != len(names):
-        raise InputError(f"{fields} name {len(wanted)} classes, but {config.root} has {len(names)}: "
-                         f"{choices(names)}")
+        raise InputError(f"{fields} name {len(wanted)} classes, but {config.root} has "
+                         f"{len(names)}: {choices(names)}")
     shared = set(wanted) & set(names)
     if shared and shared != set(names):
-        raise InputError(f"{fields} name some classes of {config.root} ({choices(sorted(shared))}), "
-                         f"but others than {choices(sorted(set(names) - shared))}; name them as "
+        others = choices(sorted(set(names) - shared))
+        raise InputError(f"{fields} name some classes of {config.root} "
+                         f"({choices(sorted(shared))}), but others than {others}; name them as "
                          "they are, or all of them anew")
     return wanted, [wanted.index(name) for name in names] if shared and wanted != names else None
 
@@ -158,7 +159,7 @@ def capped(labels: np.ndarray, classes: int, most: int | tuple[int, ...], seed: 
 
 def loader(config: TrainConfig, samples: torch.utils.data.Dataset, train: bool,
            pinned: bool) -> torch.utils.data.DataLoader:
-    """Return the loader of a split, shuffled for training; ``pinned`` memory is copied faster to a GPU.
+    """Return the loader of a split, shuffled for training; a GPU copies ``pinned`` memory faster.
 
     A training batch of one sample is left out, since batch norms need two. On Linux workers are
     forks, as is usual, also in a process that was itself started in another way.

@@ -32,9 +32,9 @@ def finetune(config: TrainConfig, resume: bool = False) -> dict[str, Any]:
     """
     first, count = distributed.is_first(), distributed.process_count()
     if count != config.devices > 1:
-        raise InputError(f"devices is {config.devices}, and this is one of {count} processes: start it "
-                         f"with torchrun --nproc-per-node {config.devices} -m lib finetune, or queue it "
-                         "in the dashboard")
+        raise InputError(f"devices is {config.devices}, and this is one of {count} processes: "
+                         f"start it with torchrun --nproc-per-node {config.devices} -m lib "
+                         "finetune, or queue it in the dashboard")
     models.network(config, names_and_facts(config)[1])  # before there is a folder
     folder = None
     if first:

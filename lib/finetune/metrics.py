@@ -14,12 +14,12 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
-import torchmetrics.classification as tm
+import torchmetrics as tm
 from pydantic import BeforeValidator, PlainSerializer, TypeAdapter
 from pydantic.dataclasses import dataclass
 from pydantic_core import from_json, to_json
 from torch.nn.functional import one_hot
-from torchmetrics import MeanMetric, Metric, MetricCollection
+from torchmetrics import Metric, MetricCollection
 
 from lib import store
 from lib.errors import InputError, choices, refused
@@ -30,32 +30,26 @@ _CURVE_POINTS = 501
 
 
 def collection(classes: int, multi_label: bool, eval_topk: Sequence[int] = ()) -> dict[str, Metric]:
-    """Return the metrics of classes or labels by name: a new metric is one more line.
+    """Return the metrics by name: a new metric is one more line.
 
-    Those of ``PER_CLASS`` have one value per class; ``SplitMetrics`` takes the mean over the
-    classes that occur.
+    Those of ``PER_CLASS`` have one value per class, of which ``SplitMetrics`` takes the mean.
     """
-    options = {"average": "none", "validate_args": False, "sync_on_compute": False}
-    if multi_label:
-        options["num_labels"] = classes
-        micro = options | {"average": "micro"}
-        return {"acc@1": tm.MultilabelAccuracy(**micro), "acc_macro": tm.MultilabelAccuracy(**options),
-                "f1_macro": tm.MultilabelF1Score(**options),
-                "map": tm.MultilabelAveragePrecision(**options),
-                "auroc_macro": tm.MultilabelAUROC(**options),
-                "recall_micro": tm.MultilabelRecall(**micro),
-                "recall_macro": tm.MultilabelRecall(**options)}
-    options["num_classes"] = classes
-    micro = options | {"average": "micro"}
-    cohen_kappa = tm.MulticlassCohenKappa(classes, validate_args=False, sync_on_compute=False)
-    topk = {f"acc@{k}": tm.MulticlassAccuracy(top_k=k, **micro)
-            for k in sorted({*eval_topk} - {1}) if k < classes}
-    return {"acc@1": tm.MulticlassAccuracy(**micro), **topk,
-            "acc_macro": tm.MulticlassRecall(**options), "f1_macro": tm.MulticlassF1Score(**options),
-            "map": tm.MulticlassAveragePrecision(**options),
-            "auroc_macro": tm.MulticlassAUROC(**options),
-            "recall_micro": tm.MulticlassRecall(**micro),
-            "recall_macro": tm.MulticlassRecall(**options), "cohenkappa": cohen_kappa}
+    task = {"task": "multilabel", "num_labels": classes} if multi_label else \
+        {"task": "multiclass", "num_classes": classes}
+    task |= {"validate_args": False, "sync_on_compute": False}
+    metrics = {"acc@1": tm.Accuracy(**task, average="micro"),
+               "acc_macro": tm.Accuracy(**task, average="none"),
+               "f1_macro": tm.F1Score(**task, average="none"),
+               "map": tm.AveragePrecision(**task, average="none"),
+               "auroc_macro": tm.AUROC(**task, average="none"),
+               "recall_micro": tm.Recall(**task, average="micro"),
+               "recall_macro": tm.Recall(**task, average="none")}
+    if not multi_label:
+        metrics["cohenkappa"] = tm.CohenKappa(**task)
+        for k in sorted({*eval_topk} - {1}):
+            if k < classes:
+                metrics[f"acc@{k}"] = tm.Accuracy(**task, average="micro", top_k=k)
+    return metrics
 
 
 def names(eval_topk: Sequence[int], classes: int = 0, multi_label: bool = False) -> list[str]:
@@ -82,7 +76,7 @@ _Axis = Annotated[np.ndarray, BeforeValidator(partial(np.asarray, dtype=float)),
 
 @dataclass(frozen=True, config={"arbitrary_types_allowed": True})
 class Evaluation:
-    """The results of a pass over ``split``: ``values`` by name (``val_acc@1``), and the figures' data.
+    """The results of a pass over a split: ``values`` by name (``val_acc@1``), and figures' data.
 
     ``confusion`` counts: (classes, classes), one row per true class; multi-label (labels, 2, 2).
     ``roc`` is the micro-averaged curve, (false positive rates, true positive rates).
@@ -124,11 +118,12 @@ class SplitMetrics:
         ranked = ["map", "auroc_macro"]  # both keep all scores: once is enough
         groups = [ranked, *[[name] for name in metrics if name not in ranked]]
         self._metrics = MetricCollection(metrics, compute_groups=groups).to(device)
-        plain_options = {"validate_args": False, "sync_on_compute": False}
-        self._roc = tm.BinaryROC(**plain_options).to(device)
-        self._confusion = (tm.MultilabelConfusionMatrix(classes, **plain_options) if multi_label else
-                           tm.MulticlassConfusionMatrix(classes, **plain_options)).to(device)
-        self._loss = MeanMetric(nan_strategy="disable", sync_on_compute=False).to(device)
+        options = {"validate_args": False, "sync_on_compute": False}
+        task = "multilabel" if multi_label else "multiclass"
+        self._confusion = tm.ConfusionMatrix(task, num_classes=classes, num_labels=classes,
+                                             **options).to(device)
+        self._roc = tm.ROC("binary", **options).to(device)
+        self._loss = tm.MeanMetric(nan_strategy="disable", sync_on_compute=False).to(device)
         self._finite, self.samples = torch.ones((), dtype=torch.bool, device=device), 0
 
     def update(self, losses: torch.Tensor, scores: torch.Tensor, targets: torch.Tensor) -> None:
@@ -168,7 +163,7 @@ class SplitMetrics:
         return {name: float(value) for name, value in computed.items()}
 
     def _curve(self) -> tuple[float, tuple[np.ndarray, np.ndarray]]:
-        """Return the area under the micro-averaged ROC curve, and as many points as a figure shows."""
+        """Return the area under the micro-averaged ROC curve, and the points of a figure."""
         fpr, tpr, _ = self._roc.cpu().compute()
         points = np.linspace(0, len(fpr) - 1, min(len(fpr), _CURVE_POINTS)).round().astype(int)
         return float(torch.trapezoid(tpr, fpr)), (fpr.numpy()[points], tpr.numpy()[points])

@@ -44,7 +44,7 @@ class _Tee:
 
 @contextlib.contextmanager
 def logged(folder: Path) -> Iterator[None]:
-    """Write what is printed meanwhile, and the error that ends it, also to ``log.txt`` in a folder."""
+    """Write what is printed meanwhile, and the error that ends it, to ``log.txt``, too."""
     path = files.folder(folder) / LOG
     with contextlib.ExitStack() as stack:
         with files.writing(path):
@@ -59,10 +59,11 @@ def logged(folder: Path) -> Iterator[None]:
 
 
 class Reports:
-    """The history and the TensorBoard files of a run from ``step`` on: what a resumed run repeats is dropped.
+    """The history and the TensorBoard files of a run.
 
-    ``events`` is TensorBoard's folder. One process per run writes them. Raises InputError where
-    they cannot be written, or another process writes them.
+    What a run resumed at ``step`` repeats is dropped. ``events`` is TensorBoard's folder. One
+    process per run writes them. Raises InputError where they cannot be written, or another process
+    writes them.
     """
 
     def __init__(self, folder: Path, events: Path, step: int = 0):
@@ -74,7 +75,8 @@ class Reports:
                                          purge_step=step, flush_secs=_FLUSH_S)
         print(f"tensorboard --logdir {events}")
 
-    def scalars(self, values: Mapping[str, float], step: int, epoch: int, unix_s: float = 0.0) -> None:
+    def scalars(self, values: Mapping[str, float], step: int, epoch: int,
+                unix_s: float = 0.0) -> None:
         """Write values by name, such as train/epoch_loss, to both."""
         unix_s = unix_s or time.time()
         self._history.extend([(step, epoch, name, float(f"{value:.9g}"), round(unix_s, 3))
@@ -83,8 +85,9 @@ class Reports:
             for name, value in values.items():
                 self._writer.add_scalar(name, value, step, unix_s)
 
-    def evaluation(self, evaluation: Evaluation, step: int, epoch: int, labels: Sequence[str]) -> None:
-        """Write an evaluation: its file, scalars, table, and figures, these also to ``figures/``."""
+    def evaluation(self, evaluation: Evaluation, step: int, epoch: int,
+                   labels: Sequence[str]) -> None:
+        """Write an evaluation: its file, scalars, table and figures, also to ``figures/``."""
         split = evaluation.split
         evaluation.write(self.folder)
         self.scalars(slashed(evaluation.values), step, epoch)
@@ -126,9 +129,7 @@ def resumed(path: Path, name: str, keep: Callable[[pd.DataFrame], pd.DataFrame])
 
 
 def table(evaluation: Evaluation, labels: Sequence[str]) -> str:
-    """Return the confusion matrix as a Markdown table; of more than 40 classes, only their number."""
-    matrix, rows, columns = figures.counts(evaluation, labels)
-    if len(rows) > _LARGEST_TABLE:
-        return f"{len(rows)} classes: see the figure."
-    content = [[name, *counts] for name, counts in zip(rows, matrix, strict=True)]
-    return markdown(pd.DataFrame(content, columns=["truth", *columns]))
+    """Return the confusion matrix as a Markdown table; of more than 40 classes, their number."""
+    if len(labels) > _LARGEST_TABLE:
+        return f"{len(labels)} classes: see the figure."
+    return markdown(figures.counts(evaluation, labels).reset_index(names="truth"))

@@ -11,7 +11,7 @@ import math
 import os
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +32,22 @@ def store_uri() -> str:
 
 
 class TrackedRun:
-    """The run of a folder in MLflow's store: new, or, by the id in the folder, the one from before."""
+    """The run of a folder in MLflow's store: a new one, or the one whose id is in the folder.
+
+    As a context manager it ends the run: FINISHED, FAILED by an error, or KILLED.
+    """
 
     def __init__(self, folder: Path, experiment: str, config: Mapping[str, Any]):
-        uri = store_uri()
-        with refused(f"MLflow's store {uri} cannot be used: ",
-                     "; move it, name another by MLFLOW_TRACKING_URI, or set mlflow to false"), \
+        uri, path = store_uri(), folder / RUN_ID
+        with refused(f"MLflow's store {uri} cannot be used: ", "; move it, name another by "
+                     "MLFLOW_TRACKING_URI, or set mlflow to false"), \
                 locks.writer(files.folder(paths.DATA / "mlflow") / "mlflow.db", _WAIT_S):
             self._client = _client(uri)
-            self.id = self._existing(folder / RUN_ID) or self._new(folder, experiment, config)
+            self.id = self._earlier(path) or self._new(folder, experiment, config)
+        files.replace(path, self.id.encode())
 
-    def _existing(self, path: Path) -> str:
-        """Return the id of the run that a folder names, which goes on; empty where the store has none."""
+    def _earlier(self, path: Path) -> str:
+        """Return the id of the run that a folder names; empty where the store has none."""
         from mlflow import MlflowException
 
         try:
@@ -58,35 +62,44 @@ class TrackedRun:
 
         found = self._client.get_experiment_by_name(experiment)
         number = found.experiment_id if found else self._client.create_experiment(experiment)
-        run_id = self._client.create_run(number, run_name=folder.name).info.run_id
-        values = [Param(name, str(value)[:_LONGEST]) for name, value in config.items()]
-        self._client.log_batch(run_id, params=values)
-        self._client.set_tag(run_id, "folder", str(folder))
-        files.replace(folder / RUN_ID, run_id.encode())
+        run_id = self._client.create_run(number, run_name=folder.name,
+                                         tags={"folder": str(folder)}).info.run_id
+        self._client.log_batch(run_id, params=[Param(name, str(value)[:_LONGEST])
+                                               for name, value in config.items()])
         return run_id
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Log metrics by name; ``@`` in a name becomes ``_at_``, since MLflow refuses it."""
+        """Log metrics by name; ``@`` becomes ``_at_``, since MLflow refuses it."""
         from mlflow.entities import Metric
 
         now_ms = round(time.time() * 1000)
         metrics = [Metric(name.replace("@", "_at_"), value, now_ms, step)
                    for name, value in values.items() if not math.isnan(value)]
-        self._try(lambda: self._client.log_batch(self.id, metrics=metrics))
+        with _said():
+            self._client.log_batch(self.id, metrics=metrics)
 
-    def end(self, status: str) -> None:
-        """End the run: FINISHED, FAILED or KILLED."""
-        self._try(lambda: self._client.set_terminated(self.id, status))
+    def __enter__(self) -> "TrackedRun":
+        return self
 
-    def _try(self, call) -> None:
-        try:
-            call()
-        except Exception as error:  # of MLflow, its databases and HTTP
-            print(f"not logged in MLflow, but in history.csv: {one_line(error)}", flush=True)
+    def __exit__(self, kind: type[BaseException] | None, *_) -> None:
+        status = "FINISHED"
+        if kind:
+            status = "FAILED" if issubclass(kind, Exception) else "KILLED"
+        with _said():
+            self._client.set_terminated(self.id, status)
+
+
+@contextlib.contextmanager
+def _said() -> Iterator[None]:
+    """Print in one line what MLflow cannot write."""
+    try:
+        yield
+    except Exception as error:  # of MLflow, its databases and HTTP
+        print(f"not logged in MLflow, but in history.csv: {one_line(error)}", flush=True)
 
 
 def _client(uri: str) -> Any:
-    """Return MLflow's client of a store; MLflow itself would try for minutes to open an SQLite file."""
+    """Return MLflow's client of a store; it would try for minutes to open a wrong SQLite file."""
     if uri.startswith("sqlite:///"):
         path = uri.removeprefix("sqlite:///").partition("?")[0]
         with contextlib.closing(sqlite3.connect(path, timeout=_WAIT_S)) as database:

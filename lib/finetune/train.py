@@ -1,4 +1,4 @@
-"""A run in its folder: trained from the beginning or from its last state, evaluated, and recorded."""
+"""A run in its folder: trained from the beginning or from its last state, and evaluated."""
 
 import math
 import time
@@ -17,7 +17,7 @@ from lib.finetune import data as run_data
 from lib.finetune import folders, models, optimization
 from lib.finetune.batches import BatchLog, Progress
 from lib.finetune.config import TrainConfig
-from lib.finetune.metrics import Evaluation, SplitMetrics, check_monitor, names, plain
+from lib.finetune.metrics import Evaluation, SplitMetrics, check_monitor, plain
 from lib.finetune.reports import Reports, logged, resumed, slashed
 from lib.finetune.tracking import TrackedRun
 from lib.finetune.transforms import gpu_augmentation
@@ -54,7 +54,7 @@ class Run:
                              f"{accelerator.num_processes} processes; choose a multiple")
         if self.first:
             folders.stored_config(folder, config)
-            _print_notes(config, self.task, self.data)
+            _print_notes(config, self.data)
         self.loader = self._loader("train")
         self.trainer = self._trainer()
         self.progress = Progress(**distributed.load_state(accelerator, self.checkpoints) or {})
@@ -93,25 +93,15 @@ class Run:
         """Open the reports and the profile, which the first process writes, and close them."""
         with ExitStack() as stack:
             if self.first and self.config.mlflow:
-                self.tracked = TrackedRun(self.folder, self.config.dataset, self.config.content())
+                self.tracked = stack.enter_context(
+                    TrackedRun(self.folder, self.config.dataset, self.config.content()))
             if self.first:
-                reports = Reports(self.folder, self.config.folders(self.folder)[0],
-                                  self.progress.batches)
-                self.reports = stack.enter_context(closing(reports))
+                events = self.config.folders(self.folder)[0]
+                self.reports = stack.enter_context(
+                    closing(Reports(self.folder, events, self.progress.batches)))
             if self.first and self.config.profile:
                 self.profile = stack.enter_context(closing(self._open_profile()))
-            status = "FAILED"
-            try:
-                yield
-                status = "FINISHED"
-            except Exception:
-                raise
-            except BaseException:  # stopped from outside
-                status = "KILLED"
-                raise
-            finally:
-                if self.tracked:
-                    self.tracked.end(status)
+            yield
 
     def _open_profile(self) -> store.Appender:
         """Open ``profile.csv`` without the rows of batches that are done again."""
@@ -133,7 +123,7 @@ class Run:
         return observer
 
     def train(self, after_epoch: Callable[[int], None]) -> None:
-        """Train all epochs that are left; validate, keep the best weights and the state after each."""
+        """Train the epochs that are left; after each, validate, and save weights and state."""
         while self.progress.epoch < self.config.epochs:
             record = self._train_epoch()
             evaluation = self.evaluate("val")
@@ -169,7 +159,8 @@ class Run:
         loader = skip_first_batches(self.loader, done) if done else self.loader
         with Recorder(open_meter(str(self.device))) as recorder:
             rows = self._observer("train", progress.batches, recorder)
-            log = BatchLog(progress, rows, self.reports, self.config.checkpoint_steps, self._save_within)
+            log = BatchLog(progress, rows, self.reports, self.config.checkpoint_steps,
+                           self._save_within)
             begin = time.perf_counter()
             self.trainer.train(self.on_device(loader), log, done)
             log.fetch()
@@ -242,7 +233,7 @@ class Run:
     def finish(self) -> dict[str, Any]:
         """Evaluate the best weights on test, where there is one; write and return the summary."""
         progress, history, tested = self.progress, self.progress.history, {}
-        advice = "a smaller lr, more warm-up, max_grad_norm, fp32 or another monitor_metric may help"
+        advice = "a smaller lr, more warm-up, max_grad_norm, fp32, another monitor_metric may help"
         if progress.best_epoch < 0:
             raise InputError(f"{self.config.monitor_metric} is no number after any epoch: {advice}")
         if math.isnan(history[-1]["val_loss"]):
@@ -264,15 +255,13 @@ class Run:
         return summary
 
 
-def _print_notes(config: TrainConfig, task: models.FinetuneTask, data: run_data.Data) -> None:
-    measured = names(config.eval_topk, len(data.labels), task.multi_label)
-    left_out = [k for k in config.eval_topk if k > 1 and f"acc@{k}" not in measured]
-    if left_out:
-        several = ", and a sample may have several" if task.multi_label else ""
-        print(f"eval_topk {choices(left_out)} left out: there are {len(data.labels)} classes{several}")
+def _print_notes(config: TrainConfig, data: run_data.Data) -> None:
+    """Print where the data is from, and how much of it the cap leaves."""
     counts = [f"{len(indices):,} of {len(data.splits[split]):,} {split} samples"
               for split, indices in data.indices.items()]
-    print(f"{data.note}\n{choices(counts)}; {len(data.labels)} classes", flush=True)
+    print(f"{data.note}\n{choices(counts)}; {len(data.labels)} classes; at most "
+          f"{config.max_datapoints_per_class} samples per class in {choices(config.capped_splits)}",
+          flush=True)
 
 
 def train(config: TrainConfig, folder: Path, device: str, threads: int = 0,
