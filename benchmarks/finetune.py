@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lib.finetune import optimization, run
+from lib.finetune import optimization, train
 from lib.finetune.config import TrainConfig
-from lib.finetune.data import Batches, loader
 from lib.measure import statistics
+from lib.work import distributed
 
 ROUNDS, SAMPLES = 60, 100  # rounds of one epoch each, samples a class
 TOY = {"ROUNDS": 1, "SAMPLES": 8}
@@ -24,16 +24,16 @@ CPU = torch.device("cpu")
 
 
 class Decoded(torch.utils.data.Dataset):
-    """Samples held as tensors: what is compared is the loop, not the decoding; a key may carry the epoch."""
+    """Samples held as tensors: what is compared is the loop, not the decoding."""
 
     def __init__(self, samples, indices):
-        self.kept = {index: samples[0, index] for index in indices}
+        self.kept = {index: samples[index] for index in indices}
 
     def __len__(self):
         return len(self.kept)
 
-    def __getitem__(self, key):
-        return self.kept[key[1] if isinstance(key, tuple) else key]
+    def __getitem__(self, index):
+        return self.kept[index]
 
 
 class Named(torch.utils.data.Dataset):
@@ -55,18 +55,18 @@ class Ours:
 
     def __init__(self, config, home, stack, profile):
         config = config.model_copy(update={"profile": profile})
-        self.run = run.Run(config, home / f"profile_{profile}", CPU)
+        self.run = train.Run(config, home / f"profile_{profile}", CPU, distributed.accelerator("cpu", config.seed))
         decoded = Decoded(self.run.data.splits["train"], self.run.data.indices["train"])
         self.run.data = dataclasses.replace(self.run.data, splits={**self.run.data.splits, "train": decoded})
+        self.run.loader = self.run._loader("train")
         stack.enter_context(self.run.recording())
-        self.loader = self.run.loader("train", self.run.batches)
 
     def epoch(self) -> float:
         """Train one epoch; return its seconds."""
         begin = time.perf_counter()
-        self.run._train_epoch(self.loader)
+        self.run._train_epoch()
         seconds = time.perf_counter() - begin
-        self.run.position.next_epoch()
+        self.run.progress = dataclasses.replace(self.run.progress, epoch=self.run.progress.epoch + 1, batch=0)
         return seconds
 
 
@@ -79,14 +79,13 @@ class Bare:
         self.model.load_state_dict(ours.run.trainer.model.state_dict())
         self.optimizer = optimization.optimizer(config, self.model)
         self.schedule = optimization.schedule(config, self.optimizer, steps)
-        self.batches = Batches(ours.run.data.indices["train"], config.batch_size, 1, config.seed)
-        self.loader = loader(config, ours.run.data.splits["train"], self.batches, pin=False)
+        self.loader = ours.run._loader("train")
         self.loss = torch.nn.CrossEntropyLoss()
 
     def epoch(self) -> float:
         """Train one epoch; return its seconds."""
         begin, total = time.perf_counter(), torch.zeros(())
-        self.batches.begin(self.number)
+        self.loader.set_epoch(self.number)
         self.model.train()
         for inputs, labels in self.loader:
             loss = self.loss(self.model(inputs).logits, labels.reshape(-1))
@@ -149,13 +148,13 @@ def main() -> None:
     """Print the median step of each, and the ratios of epochs of the same round with their intervals."""
     config = TrainConfig(root="synthetic:pathmnist", model_flavour="params/tiny_vit", loss_name="cross_entropy", batch_size=64,
                          load_pretrained=False, num_workers=0, epochs=ROUNDS + 1, optimizer="adamw", warmup_ratio=0.0,
-                         autocast_dtype="fp32", max_datapoints_per_class=SAMPLES)
+                         autocast_dtype="fp32", max_datapoints_per_class=SAMPLES, mlflow=False)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         home = Path(folder)
         with contextlib.redirect_stdout(io.StringIO()):
             ours = Ours(config, home, stack, profile=False)
             profiled = Ours(config, home, stack, profile=True)
-        batches = ours.run.batches.batches
+        batches = len(ours.run.loader)
         contenders = {"bare PyTorch": Bare(config, ours, (ROUNDS + 1) * batches), "fine-tune": ours,
                       "fine-tune, profiled": profiled, "Hugging Face Trainer": Peer(config, ours, home, ROUNDS + 1)}
         seconds = {name: [one.epoch()] for name, one in contenders.items()}  # warm-up, left out

@@ -107,3 +107,13 @@ def odd(devices, threads):
 
 def nothing(devices, threads):
     return {"value": float("nan")}
+
+
+def refuse_here(devices, threads):
+    """Refuse a task, as one of the processes of several devices."""
+    raise InputError(f"not on {devices[0]} with {threads} threads")
+
+
+def end_here(devices, threads):
+    """End the process of a task."""
+    sys.exit(3)

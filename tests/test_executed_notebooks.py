@@ -38,6 +38,8 @@ def test_a_job_executes_a_notebook(written, tmp_path):
         tasks.notebook(path, {"epochs": 1}, str(out), ["cpu"], 1)
     with refused(r"source.ipynb would be replaced by its own execution"):
         tasks.notebook(path, {}, path, ["cpu"], 1)
+    with refused("is to run on 2 devices; a notebook runs on one"):
+        tasks.notebook(path, {}, str(out), ["cpu", "cpu"], 1)
 
 
 @pytest.mark.slow

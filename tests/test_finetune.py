@@ -4,47 +4,54 @@ import json
 import math
 import os
 import shutil
+import signal
+import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import forkserver
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from mlflow import MlflowClient
 from PIL import Image
 from pydantic import ValidationError
 
-from lib import locks, paths, store
-from lib.cli import main
+from lib import paths, store
 from lib.config.base import build
 from lib.errors import InputError
-from lib.finetune import checkpoints, finetune, folders, networks, optimization, run, task
 from lib.finetune import config as run_config
 from lib.finetune import data as run_data
+from lib.finetune import finetune, folders, models, optimization, task, tracking, train
 from lib.finetune.config import TrainConfig
 from lib.finetune.data import Prefetched
 from lib.finetune.transforms import Inputs, Prepare
-from lib.measure.worker import call
-from lib.schedule.runtime.worker_process import Member, Stopped
-from lib.work import datasets, losses, models, weights
-from lib.work.processes import Processes
+from lib.work import datasets, distributed, losses, weights
 from lib.work.training import Options, Recipe, Trainer
 from tests import called, cut_training, nightly, python, refusal, refused
-from tests.conftest import full_disk, home_paths
-from tests.test_finetune_metrics import PARTS, gathered
+from tests.conftest import full_disk
+from tests.cut_training import state
+from tests.killed import in_a_process
 
 pytestmark = pytest.mark.slow
 
 SMALL = {"root": "synthetic:breastmnist", "model_flavour": "simple_cnn", "loss_name": "cross_entropy", "load_pretrained": False,
-         "batch_size": 16, "num_workers": 0, "epochs": 1, "autocast_dtype": "fp32", "max_datapoints_per_class": 24}
+         "batch_size": 16, "num_workers": 0, "epochs": 1, "autocast_dtype": "fp32", "max_datapoints_per_class": 24,
+         "mlflow": False}
 CPU = torch.device("cpu")
+
+
+class StoppedError(Exception):
+    """Stops a run."""
+
+
+def stop(*_):
+    raise StoppedError
 
 
 def small(**changes):
@@ -52,11 +59,11 @@ def small(**changes):
 
 
 def trained(folder, **changes):
-    return run.train(small(**changes), folder, CPU, threads=1)
+    return train.train(small(**changes), folder, "cpu", threads=1)
 
 
 def last(folder):
-    return weights.load(folder / "checkpoints/last.pt")
+    return state(folder)["pytorch_model"]
 
 
 def same(a, b):
@@ -79,7 +86,7 @@ def test_json_out_and_in_is_the_same_config_without_the_token():
                    id2label={"0": "cat", "1": "dog"}, class_labels=["cat", "dog"], max_datapoints_per_class=[3, 4])
     text = json.dumps(config.content())
     again = build(TrainConfig, dict(reversed(json.loads(text).items())), "test")
-    assert again.content() == config.content() and again.hash == config.hash
+    assert again.content() == config.content()
     assert "secret-123" not in f"{text} {config!r} {config}" and "hf_token" not in text
 
 
@@ -129,7 +136,7 @@ import sys
 from lib.dashboard.configurations import check_config
 from lib.finetune import config, folders
 checked = check_config({SMALL})
-check_config({SMALL} | dict(model_flavour="resnet50", load_pretrained=True, root="medmnist:pathmnist"))
+check_config({SMALL} | dict(model_flavour="google/vit-base", load_pretrained=True, root="medmnist:pathmnist"))
 assert folders.new_folder(config.TrainConfig(**checked.values)).is_dir()
 assert "torch" not in sys.modules
 """
@@ -138,7 +145,6 @@ assert "torch" not in sys.modules
 def test_a_plain_config_is_checked_and_gets_its_folder_without_torch(tmp_path):
     """A server's first request would wait for torch for seconds."""
     python("-c", WITHOUT_TORCH, LIB_OUTPUT=str(tmp_path))
-    assert {*folders.OURS, *folders.TORCHVISION} <= {*models.names()}
 
 
 @pytest.mark.parametrize("changes, words", [
@@ -176,30 +182,20 @@ def test_a_cap_holds_for_each_class_and_no_sample_is_left_out_in_vain(rows, seve
     assert (counts <= most).all() and (left_out[:, counts == most] > 0).any(1).all()
 
 
-@given(st.integers(1, 50), st.integers(1, 9), st.integers(1, 4), st.integers(1, 3), st.integers(0, 5))
-def test_batches_are_a_function_of_seed_and_epoch_whatever_the_processes(total, size, accumulate, count, first):
-    def batches(rank=0, count=1, begin=0):
-        sampler = run_data.Batches(range(100, 100 + total), size, accumulate, 7, Processes(rank, count))
-        sampler.begin(3, begin)
-        return sampler, list(sampler)
+def test_an_epoch_has_each_sample_once_in_an_order_of_its_own_and_no_batch_of_one():
+    def epochs(samples, seed):
+        prepared = distributed.accelerator("cpu", seed).prepare_data_loader(
+            run_data.loader(small(batch_size=4), torch.arange(samples), True, False))
+        orders = []
+        for epoch in (0, 1):
+            prepared.set_epoch(epoch)
+            orders.append([batch.tolist() for batch in prepared])
+        return orders
 
-    _, whole = batches()
-    assert sorted(key for batch in whole for key in batch) == [(3, index) for index in range(100, 100 + total)]
-    assert min(map(len, whole)) > 1 or total == 1 or size == 1
-    first = min(first, len(whole))
-    assert batches(begin=first)[1] == whole[first:]
-    shares = [batches(rank, count) for rank in range(count)]
-    for number, batch in enumerate(whole):
-        start = number // accumulate * accumulate
-        samples, taken = sum(map(len, whole[start:start + accumulate])), []
-        for sampler, of_rank in shares:
-            part, weight = of_rank[number], sampler.weight(number)
-            assert part, "also where it weighs nothing"
-            assert sampler.share(number) == (len(part) if weight else 0)
-            taken += part if weight else []
-            # the mean over processes of weighted mean losses weighs each sample alike
-            assert not weight or math.isclose(weight / count / len(part), 1 / samples)
-        assert sorted(taken) == sorted(batch)
+    first, second = epochs(10, 7)
+    assert first != second and sorted(sum(first, [])) == sorted(sum(second, [])) == list(range(10))
+    assert epochs(10, 7) == [first, second] != epochs(10, 8)
+    assert [len(batch) for batch in epochs(9, 7)[0]] == [4, 4], "a batch norm needs two samples"
 
 
 @pytest.fixture
@@ -213,7 +209,7 @@ def folder(tmp_path):
 def opened(**changes):
     config = small(**changes)
     names, facts = run_data.names_and_facts(config)
-    return run_data.open_data(config, networks.network(config, facts).inputs, names)
+    return run_data.open_data(config, models.network(config, facts).inputs, names)
 
 
 def test_a_folder_of_images_and_its_labels(folder):
@@ -221,14 +217,14 @@ def test_a_folder_of_images_and_its_labels(folder):
     data = opened(root=str(folder), image_size=16)
     assert data.labels == ("cat", "dog") and data.data_source == "imagefolder" and small(root=str(folder)).dataset == "pets"
     assert data.splits["test"].labels.ravel().tolist() == [1] * 6, "classes are those of train, also where some are missing"
-    tensor, label = data.splits["train"][0, 0]
+    tensor, label = data.splits["train"][0]
     assert tuple(tensor.shape) == (3, 16, 16) and label.tolist() == [0]
     mapped = opened(root=str(folder), label2id={"dog": 0, "cat": 1})
     assert mapped.labels == ("dog", "cat") and mapped.splits["train"].labels.ravel().tolist() == [1] * 6 + [0] * 6
-    assert mapped.splits["train"][0, 0][1].tolist() == [1]
+    assert mapped.splits["train"][0][1].tolist() == [1]
     (folder / "train/cat/0.png").write_bytes(b"no picture")
     with refused(r"train/cat/0\.png cannot be read: Pillow knows no picture of this kind"):
-        data.splits["train"][0, 0]
+        data.splits["train"][0]
     (folder / "val/fox").mkdir()
     with refused("val has classes that train/ has not: fox; train/ has: cat, dog"):
         opened(root=str(folder))
@@ -239,7 +235,7 @@ def test_several_labels_of_an_image_are_in_the_order_of_the_config(home):
     turned = opened(root="synthetic:chestmnist", loss_name="bce", class_labels=[*usual.labels[3:], *usual.labels[:3]])
     before, after = (data.splits["val"].labels for data in (usual, turned))
     number = int((before != after).any(1).argmax())
-    assert turned.splits["val"][0, number][1].tolist() == after[number].tolist() == np.roll(before[number], -3).tolist()
+    assert turned.splits["val"][number][1].tolist() == after[number].tolist() == np.roll(before[number], -3).tolist()
 
 
 @pytest.mark.parametrize("changes, words", [
@@ -257,17 +253,6 @@ def test_pictures_are_cropped_resized_and_normalised():
     picture = Image.fromarray(np.full((20, 40, 3), 255, np.uint8))
     assert torch.equal(Prepare(Inputs(3, 10, (0.5,) * 3, (0.25,) * 3))(picture), torch.full((3, 10, 10), 2.0))
     assert Prepare(Inputs(1, 20))(picture).shape == (1, 20, 20)
-
-
-def test_augmentation_is_a_function_of_seed_epoch_and_sample(home):
-    def image(seed, epoch):
-        return opened(cpu_color_jitter=True, seed=seed).splits["train"][epoch, 5][0]
-
-    before = torch.get_rng_state()
-    first = image(1, 0)
-    assert torch.equal(torch.get_rng_state(), before), "what else draws from torch's generator is not disturbed"
-    torch.rand(7)
-    assert [torch.equal(image(*key), first) for key in ((1, 0), (1, 1), (2, 0))] == [True, False, False]
 
 
 @pytest.mark.cuda
@@ -316,7 +301,7 @@ COLOURS = datasets.Facts(3, 9, 2, False, (0, 0, 0))
 
 
 def built(labels, **changes):
-    return networks.network(small(**changes), COLOURS).build(tuple(labels))
+    return models.network(small(**changes), COLOURS).build(tuple(labels))
 
 
 def test_a_checkpoint_of_hugging_face_gets_a_head_for_the_classes(tmp_path):
@@ -339,7 +324,7 @@ def test_the_inputs_of_a_model_are_those_of_its_image_processor(tmp_path):
     from transformers import ViTImageProcessor
 
     def inputs(**changes):
-        return networks.network(small(model_flavour=where, **changes), COLOURS).inputs
+        return models.network(small(model_flavour=where, **changes), COLOURS).inputs
 
     where = cut_training.tiny_vit(tmp_path)
     assert inputs() == Inputs(3, 28), "without one: its size, and the usual"
@@ -360,7 +345,7 @@ def test_weights_of_torchvision_are_read_as_data(tmp_path, monkeypatch):
     kept = tmp_path / "checkpoints" / get_model_weights(name).DEFAULT.url.rpartition("/")[2]
     model = get_model(name)
     weights.save(model.state_dict(), kept)
-    network = networks.network(small(model_flavour=name, load_pretrained=True, freeze_backbone=True), COLOURS)
+    network = models.network(small(model_flavour=name, load_pretrained=True, freeze_backbone=True), COLOURS)
     assert network.inputs.size == 224 and network.inputs.mean[0] == 0.485
     loaded = network.build(("a", "b"))
     assert torch.equal(loaded.conv5[0].weight, model.conv5[0].weight)
@@ -379,7 +364,8 @@ def test_a_run_from_config_to_folder(home, capsys):
     assert summary == store.read_json(folder / "summary.json")
     kept, values = folder / "checkpoints", [record["val_acc@1"] for record in summary["history"]]
     best = values.index(max(values))
-    assert {path.name for path in kept.iterdir()} == {"best.pt", "_best_meta.json", "last.pt", "epoch_000.pt", "epoch_001.pt"}
+    assert {path.name for path in kept.iterdir()} == {"best.pt", "_best_meta.json", "state-000002-00000000", "epoch_000.pt",
+                                                      "epoch_001.pt"}
     assert store.read_json(kept / "_best_meta.json") == {
         "best_value": max(values), "epoch": best, "monitor": "val_acc@1", "mode": "max", "best_ckpt": "best.pt"}
     assert same(weights.load(kept / f"epoch_00{best}.pt"), weights.load(kept / "best.pt"))
@@ -389,70 +375,60 @@ def test_a_run_from_config_to_folder(home, capsys):
     assert rows.groupby("split", sort=False)["batch_size"].sum().to_dict() == {"train": 96, "val": 96, "test": 48}
     assert rows[rows["split"] == "train"]["global_step"].tolist() == list(range(6))
     assert len(list((folder / "figures").glob("test_*.png"))) == 2
-    assert f"best val_acc@1 {max(values):.4g} in epoch {best + 1} of 2; on test " in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"best val_acc@1 {max(values):.4g} in epoch {best + 1} of 2; on test " in printed
+    assert (folder / "log.txt").read_text() in printed and "epoch 2/2: train loss" in (folder / "log.txt").read_text()
     assert finetune.finetune(config, resume=True) == summary, "what has ended is not trained again"
 
 
-def test_a_run_that_was_killed_holds_its_folder_until_its_workers_are_gone(home, tmp_path):
-    held = threading.Event()
+def test_a_run_is_logged_to_mlflow_once_also_where_it_resumes(home, tmp_path, monkeypatch):
+    folder, client = tmp_path / "run", MlflowClient(tracking.store_uri())
+    with pytest.raises(StoppedError):
+        train.train(small(mlflow=True, epochs=2), folder, "cpu", 1, stop)
+    run = client.get_run((folder / "mlflow_run_id").read_text())
+    assert run.info.run_name == "run" and run.info.status == "FAILED" and run.data.params["epochs"] == "2"
+    summary = trained(folder, mlflow=True, epochs=2)
+    run = client.get_run((folder / "mlflow_run_id").read_text())
+    assert client.get_experiment(run.info.experiment_id).name == "breastmnist" and run.info.status == "FINISHED"
+    assert run.data.metrics["test/loss"] == pytest.approx(summary["test"]["test_loss"])
+    seen = client.get_metric_history(run.info.run_id, "val/acc_at_1")
+    assert [value.value for value in seen] == [record["val_acc@1"] for record in summary["history"]]
+    monkeypatch.setattr(MlflowClient, "set_terminated", Mock(side_effect=OSError(28, "No space left on device")))
+    assert trained(tmp_path / "full", mlflow=True)["epochs"] == 1
+    assert "not logged in MLflow, but in history.csv: OSError: [Errno 28] No space" in (tmp_path / "full/log.txt").read_text()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////proc/none.db")
+    with refused("MLflow's store sqlite:////proc/none.db cannot be used: .*set mlflow to false"):
+        trained(tmp_path / "other", mlflow=True)
 
-    def hold():
-        with locks.writer(tmp_path / "run"):
-            held.set()
-            time.sleep(0.3)
 
-    threading.Thread(target=hold).start()
-    held.wait()
-    assert trained(tmp_path / "run")["epochs"] == 1
-
-
-def job(checks=None):
-    """Return what a worker gives a task, which is stopped after so many checks."""
-    return Mock(device="cpu[0-1]", threads=1, member=Member(), check=Mock(side_effect=checks and [None] * checks + [Stopped]))
-
-
-def test_a_run_as_a_task_reports_stops_and_goes_on_in_its_folder(home, tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints, "_SHARE", 0.0)
-    folder, config, work = tmp_path / "cut", {**SMALL, "epochs": 2, "checkpoint_steps": 2}, job()
-    with pytest.raises(Stopped):
-        task.finetune(job(7), config, str(folder))
-    assert last(folder)["position"]["epoch"] == 1 and last(folder)["position"]["batch"] == 1, "of 2 batches"
+def test_a_run_as_a_task_stops_and_goes_on_in_its_folder(home, tmp_path, monkeypatch):
+    folder, config = tmp_path / "cut", {**SMALL, "epochs": 2}
+    with monkeypatch.context() as patched, pytest.raises(StoppedError):
+        patched.setattr(train.Run, "finish", stop)
+        task.finetune(config, str(folder), ["cpu"], 1)
     with refused(r"holds a run of another config \(other: epochs\); name another folder"):
-        trained(folder, epochs=3, checkpoint_steps=2)
-    assert len(task.finetune(work, config, str(folder))["history"]) == 2
-    metrics = [json.loads(json.dumps(told.args[0], allow_nan=False))["metrics"] for told in work.report.call_args_list]
-    assert [one["split"] for one in metrics if "split" in one] == ["val", "test"], "the first epoch was done before"
-    assert all({"step", "epoch", "epochs", "loss", "lr"} <= one.keys() for one in metrics if "split" not in one)
+        trained(folder, epochs=3)
     with refused("config: .*lr"):
-        task.finetune(job(), {**config, "lr": 0}, str(folder))
-    (folder / "summary.json").unlink()
-    weights.save({**last(folder), "random": [{}]}, folder / "checkpoints/last.pt")
-    with refused("is no checkpoint of this run"):
-        task.finetune(job(), config, str(folder))
+        task.finetune({**config, "lr": 0}, str(folder), ["cpu"], 1)
+    progress = distributed.states(folder / "checkpoints")[-1] / "progress.json"
+    before = store.read_json(progress)
+    store.write_json({**before, "processes": 2}, progress)
+    with refused("state-000002-00000000 is of 2 processes, not 1; resume with as many"):
+        task.finetune(config, str(folder), ["cpu"], 1)
+    progress.write_text("{")
+    with refused("progress.json is not readable JSON"):
+        task.finetune(config, str(folder), ["cpu"], 1)
+    store.write_json(before, progress)
+    assert len(task.finetune(config, str(folder), ["cpu"], 1)["history"]) == 2
 
 
-def test_each_process_resumes_with_its_own_sums_and_all_with_the_best_of_the_first(tmp_path, monkeypatch):
-    told, trainer = {}, Mock(options=Options(CPU), state=dict)
-    monkeypatch.setattr(Processes, "gathered", lambda one, value: [told.setdefault(one.rank, value), told.get(1)])
-    positions = [checkpoints.Position(batch=3, loss=1.5 + rank, samples=7 - rank, best=0.5) for rank in (0, 1)]
-    saved = [checkpoints.Checkpoints(tmp_path, small(), Processes(rank, 2)) for rank in (0, 1)]
-    for rank in (1, 0):
-        saved[rank].save(trainer, positions[rank])
-    assert [one.resume(trainer) for one in saved] == positions
-
-
-def test_a_disk_that_is_full_while_saving_keeps_the_older_checkpoint(home, tmp_path):
-    with pytest.raises(Stopped):
-        task.finetune(job(8), {**SMALL, "epochs": 2}, str(tmp_path))
-    profile, kept = tmp_path / "profile.csv", tmp_path / "checkpoints/last.pt"
-    before, rows = kept.read_bytes(), profile.read_bytes()
-    profile.write_bytes(rows[:rows.rindex(b"\n", 0, len(rows) // 2) + 1])
-    with refused("profile.csv lacks rows: it has fewer than the . of its checkpoint"):
+def test_a_disk_that_is_full_while_saving_keeps_the_older_state(home, tmp_path):
+    with pytest.raises(StoppedError):
+        train.train(small(epochs=2), tmp_path, "cpu", 1, stop)
+    before = last(tmp_path)
+    with full_disk(300_000), refused("cannot be written .*what was written before is kept"):
         trained(tmp_path, epochs=2)
-    profile.write_bytes(rows)
-    with full_disk(300_000), refused(r"\.pt: cannot be written .*what was written before is kept"):
-        trained(tmp_path, epochs=2)
-    assert kept.read_bytes() == before and not list(tmp_path.rglob("*.partial"))
+    assert same(last(tmp_path), before) and not list(tmp_path.rglob("*.partial"))
     assert len(trained(tmp_path, epochs=2)["history"]) == 2
 
 
@@ -468,8 +444,8 @@ def test_a_loss_that_is_no_number_stops_the_run_and_says_where(home, tmp_path, m
         trained(tmp_path, loss_name="bad", epochs=3)
     history = store.read(tmp_path / "history.csv", "history")
     assert np.isfinite(history.loc[history["name"] == "train/step_loss", "value"]).tolist()[:4] == [True] * 3 + [False]
-    assert all(torch.isfinite(value).all() for value in last(tmp_path)["model"].values())
-    assert last(tmp_path)["position"]["epoch"] == 1
+    assert all(torch.isfinite(value).all() for value in last(tmp_path).values())
+    assert [path.name for path in distributed.states(tmp_path / "checkpoints")] == ["state-000001-00000000"]
 
 
 def test_weights_that_are_no_number_after_the_last_step_end_no_run_well(home, tmp_path, monkeypatch):
@@ -483,20 +459,15 @@ def test_weights_that_are_no_number_after_the_last_step_end_no_run_well(home, tm
     assert not (tmp_path / "summary.json").exists()
 
 
-def test_the_energy_of_an_epoch_is_that_of_all_processes(home, tmp_path, monkeypatch):
-    class Twice(Processes):
-        def gathered(self, value):
-            return [value, value]
-
-    monkeypatch.setattr(run, "open_meter", lambda device: SimpleNamespace(  # fine enough for an epoch of any machine
+def test_the_energy_of_an_epoch(home, tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "open_meter", lambda device: SimpleNamespace(  # fine enough for an epoch of any machine
         name="ten watts", reason="", period_s=0.002, power_w=lambda: 10.0, counter_j=lambda: time.perf_counter() * 10))
-    for number, (together, times) in enumerate(((Processes(), 1), (Twice(), 2), (Twice(0, 1, local_rank=1), 0))):
-        record, = run.train(small(profile=False), tmp_path / str(number), CPU, 1, together=together)["history"]
-        assert record["energy_j"] == pytest.approx(times * 10 * record["train_s"], rel=0.2)
+    record, = trained(tmp_path, profile=False)["history"]
+    assert record["energy_j"] == pytest.approx(10 * record["train_s"], rel=0.2)
 
 
 def test_out_of_memory_is_one_line(home, monkeypatch):
-    monkeypatch.setattr(run, "train", Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\nmuch")))
+    monkeypatch.setattr(train, "Run", Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\nmuch")))
     with refused("scratch: out of memory; a smaller batch_size with more grad_accum_steps takes less"):
         finetune.finetune(small())
 
@@ -521,34 +492,18 @@ def test_several_labels_focal_loss_and_bf16(home, tmp_path):
 
 # ------------------------------------------------------------------------------------------------- processes
 
-@pytest.fixture(scope="module")
-def in_a_worker():
-    """Return what calls a function in a process like that of a job, which finds this module imported."""
-    forkserver._forkserver._stop()
-    yield lambda home, function, *arguments: call(_at_home, home, function, *arguments, imported=("tests.test_finetune",))
-    forkserver._forkserver._stop()
-
-
-def _at_home(home, function, *arguments):
-    vars(paths).update(home_paths(home))
-    return function(*arguments)
-
-
-@pytest.mark.parametrize("runs", [1, nightly(8)])
-def test_runs_that_are_killed_end_as_those_that_are_not_bit_for_bit(home, in_a_worker, runs):
-    outcome = in_a_worker(home, cut_training.run, runs, 10)
+@pytest.mark.parametrize("runs", [2, nightly(8)])
+def test_runs_that_are_killed_end_as_those_that_are_not(home, runs):
+    """After an epoch bit for bit; within an epoch with the same batches."""
+    outcome = in_a_process("tests.cut_training", runs, 10)
     assert outcome["wrong"] == [] and sum(outcome["reached"].values()) == runs
-    assert any(batches % 7 for batches in outcome["reached"]), "some were killed within an epoch"
+    assert any(not name.endswith("-00000000") for name in outcome["reached"]), "some were killed within an epoch"
 
 
-def _with_workers(folder, workers):
-    trained(folder, num_workers=workers, cpu_color_jitter=True, persistent_workers=workers > 0, epochs=2)
-
-
-def test_workers_of_the_loader_change_nothing_also_in_a_worker_of_a_job(home, in_a_worker):
-    _with_workers(home / "none", 0)
-    in_a_worker(home, _with_workers, home / "two", 2)
-    assert same(last(home / "none")["model"], last(home / "two")["model"])
+def test_workers_of_the_loader_change_nothing(home):
+    for workers in (0, 2):
+        trained(home / str(workers), num_workers=workers, persistent_workers=workers > 0)
+    assert same(last(home / "0"), last(home / "2"))
 
 
 class _Statistics(torch.nn.Module):
@@ -563,58 +518,52 @@ class _Statistics(torch.nn.Module):
         return self.head(self.norm(inputs).flatten(1))
 
 
-def one_of_two(place):
-    """Fine-tune as one of two processes; train with running statistics, and share them; measure a part of some splits."""
-    main.main(["finetune", "--config", f"{place}/config.json"])
-    both = Processes(int(os.environ["RANK"]), 2)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{place}/meet", rank=both.rank, world_size=2)
+def one_of_two(devices, threads):
+    """Train a model with running statistics, as one of two processes; return whether both predict the same."""
+    accelerator = distributed.accelerator("cpu", 0)
     torch.manual_seed(0)
-    of = SimpleNamespace(shape=(1, 2, 2), model=_Statistics, loss=torch.nn.CrossEntropyLoss, targets=lambda labels: labels)
-    trainer = Trainer(of, Options(CPU), Recipe(lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
-                                               parallel=both.parallel))
-    trainer.train([(torch.full((4, 1, 2, 2), 1.0 + both.rank) + torch.randn(4, 1, 2, 2), torch.tensor([0, 1, 0, 1]))] * 3)
-    before = trainer.model.norm.running_mean.item()
-    both.share_statistics(trainer.model)
-    weights.save({"before": before, "after": trainer.model.norm.running_mean.item(), "measured": gathered(PARTS[both.rank]),
-                  "head": trainer.model.head.weight.detach()}, Path(place) / f"{both.rank}.pt")
-    torch.distributed.destroy_process_group()
+    of = SimpleNamespace(shape=(1, 2, 2), model=_Statistics, loss=torch.nn.CrossEntropyLoss, targets=lambda labels: labels,
+                         scores=lambda logits: logits)
+    trainer = Trainer(of, Options(CPU), Recipe(lambda model: torch.optim.SGD(model.parameters(), lr=0.1)))
+    trainer.distribute(accelerator)
+    inputs = torch.full((4, 1, 2, 2), 1.0 + accelerator.process_index) + torch.randn(4, 1, 2, 2)
+    trainer.train([(inputs, torch.tensor([0, 1, 0, 1]))] * 3)
+    _, scores, _ = next(trainer.predict([(torch.ones(4, 1, 2, 2), torch.tensor([0, 1, 0, 1]))]))
+    gathered = accelerator.gather(scores)
+    return {"equal": bool(torch.equal(gathered[:4], gathered[4:]))}
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory):
-    """Return what two processes, which torchrun starts, print and leave in a folder."""
-    place = tmp_path_factory.mktemp("two")
-    (place / "config.json").write_text(json.dumps(TWO))
-    done = python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", __name__, place,
-                  LIB_OUTPUT=str(place))
-    return SimpleNamespace(place=place, printed=done.stdout)
+@pytest.mark.nightly
+def test_two_processes_train_what_is_used_and_evaluate_with_the_same_statistics():
+    assert distributed.torchrun("tests.test_finetune:one_of_two", {}, ["cpu", "cpu"], 1) == {"equal": True}
 
 
-TWO = {**SMALL, "batch_size": 15, "grad_accum_steps": 2, "max_datapoints_per_class": 38, "epochs": 2}
-
-
-def test_two_processes_learn_what_one_does(home, two):
-    assert two.printed.count("epoch 1/2") == 1, "one process writes"
-    trained(home, **TWO)
-    folder = two.place / "data/training/breastmnist/simple_cnn__cross_entropy__scratch"
-    assert store.read(folder / "profile.csv", "profile")["batch_size"].max() == 8, "of 15; also where it is evaluated"
-    alone, together = last(home), last(folder)
-    for name, value in alone["model"].items():
-        torch.testing.assert_close(together["model"][name], value, rtol=1e-4, atol=1e-6)
-    for record, other in zip(alone["position"]["history"], together["position"]["history"], strict=True):
+def test_two_processes_learn_what_one_does_and_say_why_they_cannot(home, capfd):
+    config = {**SMALL, "grad_accum_steps": 2, "max_datapoints_per_class": 40, "epochs": 2}
+    alone = trained(home / "one", **config)
+    together = task.finetune(config, str(home / "two"), ["cpu", "cpu"], 1)
+    assert capfd.readouterr().out.count("epoch 1/2") == 2, "of two processes one writes"
+    assert store.read(home / "two/profile.csv", "profile")["batch_size"].max() == 8, "of 16; also where it is evaluated"
+    for name, value in last(home / "one").items():
+        torch.testing.assert_close(last(home / "two")[name], value, rtol=1e-4, atol=1e-6)
+    for record, other in zip(alone["history"], together["history"], strict=True):
         for name in set(record) - {"train_s", "images_per_sec", "energy_j"}:
             assert other[name] == pytest.approx(record[name], rel=1e-4, nan_ok=True)
+    with refused("batch_size 15 cannot be shared by 2 processes; choose a multiple"):
+        train.Run(small(batch_size=15), home / "three", CPU, Mock(num_processes=2))
 
 
-def test_two_processes_train_what_is_used_share_statistics_and_measure_what_one_does(two):
-    """Also where their parts of a split are of two sizes, and where one of them has no samples at all."""
-    one, other = (weights.load(two.place / f"{rank}.pt") for rank in (0, 1))
-    assert one["before"] != other["before"]
-    assert one["before"] == one["after"] == other["after"]
-    assert torch.equal(one["head"], other["head"])
-    for part in (one["measured"], other["measured"]):
-        assert part == [[pytest.approx(values), *counts] for values, *counts in gathered()]
+def sleep(seconds, devices, threads):
+    """A task that takes a while."""
+    time.sleep(seconds)
 
 
-if __name__ == "__main__":
-    one_of_two(sys.argv[1])
+def test_the_processes_of_torchrun_end_with_the_one_that_started_it():
+    code = ("from lib.work import distributed; "
+            "distributed.torchrun('tests.test_finetune:sleep', {'seconds': 600}, ['cpu', 'cpu'], 1)")
+    parent = subprocess.Popen([sys.executable, "-c", code], cwd=paths.ROOT)
+    while len(children := psutil.Process(parent.pid).children(recursive=True)) < 3:
+        time.sleep(0.1)
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    assert psutil.wait_procs(children, timeout=60)[1] == []

@@ -1,5 +1,6 @@
 """What a run reports: the same in TensorBoard and in history.csv, no step twice when it is resumed, few looks at the device."""
 
+import sys
 import threading
 from unittest.mock import Mock
 
@@ -8,11 +9,15 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lib import locks, store
-from lib.finetune import tensorboard
+from lib.finetune import reports
 from lib.finetune.metrics import Evaluation
-from lib.finetune.tensorboard import Log
+from lib.finetune.reports import Reports, logged
 from tests import refused
 from tests.test_finetune_metrics import measured, split
+
+
+def opened(folder, step=0):
+    return Reports(folder, folder / "tensorboard", step)
 
 
 def steps(log, first, last, epoch=0):
@@ -34,17 +39,17 @@ def history(folder, name):
 
 def test_a_resumed_run_goes_on_without_a_step_twice(tmp_path, capsys):
     """Killed in a line of step 7, with a checkpoint after step 5: what follows is there once."""
-    first = Log(tmp_path)
+    first = opened(tmp_path)
     steps(first, 0, 5)
     first.scalars({"val/acc@1": 0.5}, 4, 0)
     steps(first, 5, 8, 1)
     first.scalars({"val/acc@1": 0.9}, 7, 1)
     with pytest.raises(locks.HeldError, match="is being written by another process"):
-        Log(tmp_path, 1)
+        opened(tmp_path, 1)
     first.close()
     path = tmp_path / "history.csv"
     path.write_bytes(path.read_bytes()[:-7])
-    second = Log(tmp_path, 5)
+    second = opened(tmp_path, 5)
     steps(second, 5, 10, 1)
     second.scalars({"val/acc@1": 0.6}, 9, 1)
     second.close()
@@ -57,18 +62,27 @@ def test_a_resumed_run_goes_on_without_a_step_twice(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines() == [f"tensorboard --logdir {tmp_path / 'tensorboard'}"] * 2
 
 
+def test_what_is_printed_and_the_error_that_ends_it_are_in_the_log(tmp_path, capsys):
+    for number in (1, 2):
+        with pytest.raises(ValueError, match="wrong"), logged(tmp_path):
+            print("epoch", number)
+            assert (tmp_path / "log.txt").read_text().endswith(f"epoch {number}\n"), "each line at once"
+            print("a warning", file=sys.stderr)
+            raise ValueError("wrong")
+    assert (tmp_path / "log.txt").read_text() == "".join(f"epoch {n}\na warning\nValueError: wrong\n" for n in (1, 2))
+    assert capsys.readouterr() == ("epoch 1\nepoch 2\n", "a warning\na warning\n")
+
+
 @pytest.mark.parametrize("multi_label", [False, True])
-def test_an_evaluation_has_scalars_figures_and_a_table_once_also_where_it_is_reported_once_more(tmp_path, multi_label):
-    """Killed after its values were written, with a checkpoint of its last batch from before: they are computed again."""
+def test_an_evaluation_has_scalars_figures_and_a_table(tmp_path, multi_label):
     evaluation = measured(*split(3, multi_label=multi_label))
-    for first in (0, 8):
-        log = Log(tmp_path, first)
-        log.evaluation(evaluation, 7, 1, ["a|b", "$\\frac$", "<script>" * 20])
-        log.close()
+    log = opened(tmp_path)
+    log.evaluation(evaluation, 7, 1, ["a|b", "$\\frac$", "<script>" * 20])
+    log.close()
     seen = events(tmp_path)
     assert set(seen.Tags()["scalars"]) == {f"val/{name[4:]}" for name in evaluation.values}
     assert history(tmp_path, "val/acc@1") == [(7, pytest.approx(evaluation.values["val_acc@1"]))]
-    assert len(seen.Scalars("val/loss")) == 1
+    assert Evaluation.read(tmp_path / "evaluation_val.json").samples == evaluation.samples
     for name in ("confusion_matrix", "roc_micro"):
         picture = (tmp_path / f"figures/val_{name}.png").read_bytes()
         assert len(seen.Images(f"val/{name}")) == 1 and picture.startswith(b"\x89PNG")
@@ -78,14 +92,14 @@ def test_an_evaluation_has_scalars_figures_and_a_table_once_also_where_it_is_rep
 
 def test_the_table_counts_what_the_matrix_does():
     def table(matrix, names):
-        return tensorboard.table(Evaluation("val", {}, 1, matrix, ((), ())), names).splitlines()[2:]
+        return reports.table(Evaluation("val", {}, 1, matrix, ((), ())), names).splitlines()[2:]
 
     assert table([[2, 0], [1, 0]], ["cat", "dog"]) == ["| cat | 2 | 0 |", "| dog | 1 | 0 |"]
     assert table([[[4, 3], [2, 1]]], ["a|b"]) == ["| a\\|b | 4 | 3 | 2 | 1 |"]
 
 
 def test_a_full_disk_is_one_line_and_keeps_what_was_written(tmp_path, monkeypatch):
-    log = Log(tmp_path)
+    log = opened(tmp_path)
     steps(log, 0, 3)
     log.flush()
     before = (tmp_path / "history.csv").read_bytes()

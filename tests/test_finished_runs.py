@@ -29,7 +29,7 @@ def test_a_run_is_read_and_holds_together(folder):
     last, sizes = steps[steps["epoch"] == 2].set_index("step")["value"], run.rows.set_index("global_step")["batch_size"]
     sizes = sizes[run.rows["task_type"].to_numpy() == "train"].reindex(last.index)
     assert (last * sizes).sum() / sizes.sum() == pytest.approx(summary["history"][-1]["train_loss"], abs=1e-6)
-    assert run.config.content() == {"devices": 1, **store.read_json(REFERENCE / "train_config.json")}  # a later field
+    assert run.config.content() == {"devices": 1, "mlflow": True, **store.read_json(REFERENCE / "train_config.json")}
     assert not any("/tmp" in path.read_text() or "/home" in path.read_text() for path in REFERENCE.glob("*"))
 
 

@@ -11,7 +11,7 @@ from lib import paths
 from lib.config.definitions import Workload
 from lib.errors import InputError
 from lib.finetune import data as run_data
-from lib.finetune import finetune, networks
+from lib.finetune import finetune, models
 from lib.finetune.config import TrainConfig
 from lib.work import datasets, pictures, workloads
 from tests import cut_training, refused
@@ -42,12 +42,12 @@ def opened_by_both(workload):
     config = TrainConfig(root=workload.folder, model_flavour="simple_cnn",
                          loss_name="cross_entropy", load_pretrained=False)
     names, facts = run_data.names_and_facts(config)
-    tuned = run_data.open_data(config, networks.network(config, facts).inputs, names)
+    tuned = run_data.open_data(config, models.network(config, facts).inputs, names)
     return datasets.open_splits(workload, "auto", "native").splits, tuned.splits
 
 
 def tensor_of(images, number):
-    return images[number if isinstance(images, pictures.Pictures) else (0, number)][0]
+    return images[number][0]
 
 
 @pytest.mark.parametrize("name, values", [

@@ -117,6 +117,7 @@ class TrainConfig(Strict):
     channels_last: bool = False
     deterministic: bool = False
     profile: bool = True  # a row a batch, which on a GPU waits for each
+    mlflow: bool = True  # log the config and the metrics of each epoch to MLflow, too
     capped_splits: tuple[Literal["train", "val", "test"], ...] = ("train", "val", "test")
     checkpoint_steps: Positive = 500  # optimizer steps between two states within an epoch
 

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
 import pandas as pd
+from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 
 from lib import files, locks, store
@@ -85,18 +87,18 @@ class Reports:
         """Write an evaluation: its file, scalars, table, and figures, these also to ``figures/``."""
         split = evaluation.split
         evaluation.write(self.folder)
-        values = {name.replace("_", "/", 1): value for name, value in evaluation.values.items()}
-        self.scalars(values, step, epoch)
+        self.scalars(slashed(evaluation.values), step, epoch)
         drawn = {"confusion_matrix": figures.confusion(evaluation, labels),
                  "roc_micro": figures.roc(evaluation)}
+        with files.writing(self.events):
+            self._writer.add_text(f"{split}/confusion_matrix", table(evaluation, labels), step)
         for name, figure in drawn.items():
             content = io.BytesIO()
             figure.savefig(content, format="png", dpi=_DPI)
             files.replace(self.folder / "figures" / f"{split}_{name}.png", content.getvalue())
-        with files.writing(self.events):
-            self._writer.add_text(f"{split}/confusion_matrix", table(evaluation, labels), step)
-            for name, figure in drawn.items():
-                self._writer.add_figure(f"{split}/{name}", figure, step)
+            pixels = np.asarray(Image.open(content).convert("RGB"))
+            with files.writing(self.events):
+                self._writer.add_image(f"{split}/{name}", pixels, step, dataformats="HWC")
 
     def flush(self) -> None:
         """Write the values to the disk, before a state is saved."""
@@ -108,6 +110,11 @@ class Reports:
         self._history.close()
         with files.writing(self.events):
             self._writer.close()
+
+
+def slashed(values: Mapping[str, float]) -> dict[str, float]:
+    """Return an evaluation's values by the names of reports: val/acc@1 for val_acc@1."""
+    return {name.replace("_", "/", 1): value for name, value in values.items()}
 
 
 def resumed(path: Path, name: str, keep: Callable[[pd.DataFrame], pd.DataFrame]) -> store.Appender:

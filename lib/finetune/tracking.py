@@ -1,13 +1,15 @@
 """A run in MLflow: its config, and the metrics of each epoch and of the test.
 
-The store is ``MLFLOW_TRACKING_URI``, or else SQLite in data/mlflow, beside the registry of layer models. A store
-that cannot be used is refused before a run trains. What cannot be written later is said in one line,
-and the run goes on: ``history.csv`` has the same numbers.
+The store is ``MLFLOW_TRACKING_URI``, or else SQLite in data/mlflow, beside the registry of layer
+models. A store that cannot be used is refused before a run trains. What cannot be written later is
+said in one line, and the run goes on: ``history.csv`` has the same numbers.
 """
 
+import contextlib
 import logging
 import math
 import os
+import sqlite3
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +21,8 @@ from lib.errors import one_line, refused
 RUN_ID = "mlflow_run_id"
 _LONGEST = 6000  # characters of a parameter that MLflow takes
 _WAIT_S = 60.0  # for another process that makes the same store
-_QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "WARNING"}
+_USUAL = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "WARNING",
+          "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}  # a server that is away is no reason to wait long
 
 
 def store_uri() -> str:
@@ -34,7 +37,7 @@ class TrackedRun:
     def __init__(self, folder: Path, experiment: str, config: Mapping[str, Any]):
         uri = store_uri()
         with refused(f"MLflow's store {uri} cannot be used: ",
-                     "; repair or move it, or name another by MLFLOW_TRACKING_URI"), \
+                     "; move it, name another by MLFLOW_TRACKING_URI, or set mlflow to false"), \
                 locks.writer(files.folder(paths.DATA / "mlflow") / "mlflow.db", _WAIT_S):
             self._client = _client(uri)
             self.id = self._existing(folder / RUN_ID) or self._new(folder, experiment, config)
@@ -83,8 +86,12 @@ class TrackedRun:
 
 
 def _client(uri: str) -> Any:
-    """Return MLflow's client of a store, without telemetry and log lines unless the environment asks for them."""
-    for name, value in _QUIET.items():
+    """Return MLflow's client of a store; MLflow itself would try for minutes to open an SQLite file."""
+    if uri.startswith("sqlite:///"):
+        path = uri.removeprefix("sqlite:///").partition("?")[0]
+        with contextlib.closing(sqlite3.connect(path, timeout=_WAIT_S)) as database:
+            database.execute("BEGIN IMMEDIATE")
+    for name, value in _USUAL.items():
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
 

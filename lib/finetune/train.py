@@ -18,7 +18,7 @@ from lib.finetune import folders, models, optimization
 from lib.finetune.batches import BatchLog, Progress
 from lib.finetune.config import TrainConfig
 from lib.finetune.metrics import Evaluation, SplitMetrics, check_monitor, names, plain
-from lib.finetune.reports import Reports, logged, resumed
+from lib.finetune.reports import Reports, logged, resumed, slashed
 from lib.finetune.tracking import TrackedRun
 from lib.finetune.transforms import gpu_augmentation
 from lib.measure import machine
@@ -92,8 +92,9 @@ class Run:
     def recording(self) -> Iterator[None]:
         """Open the reports and the profile, which the first process writes, and close them."""
         with ExitStack() as stack:
-            if self.first:
+            if self.first and self.config.mlflow:
                 self.tracked = TrackedRun(self.folder, self.config.dataset, self.config.content())
+            if self.first:
                 reports = Reports(self.folder, self.config.folders(self.folder)[0],
                                   self.progress.batches)
                 self.reports = stack.enter_context(closing(reports))
@@ -223,7 +224,8 @@ class Run:
                   "throughput/epoch_images_per_sec": rate}
         values = {name: value for name, value in values.items() if not math.isnan(value)}
         self.reports.scalars(values, record["step"], progress.epoch)
-        self.tracked.log(values, progress.epoch)
+        if self.tracked:
+            self.tracked.log(values, progress.epoch)
         self._report_evaluation(evaluation, progress.epoch)
         self.reports.flush()
         print(f"epoch {progress.epoch + 1}/{self.config.epochs}: train loss "
@@ -234,9 +236,8 @@ class Run:
         """Report an evaluation after the last batch that was trained."""
         if self.first:
             self.reports.evaluation(evaluation, self.progress.batches - 1, epoch, self.data.labels)
-            values = {name.replace("_", "/", 1): value
-                      for name, value in evaluation.values.items()}
-            self.tracked.log(values, epoch)
+        if self.tracked:
+            self.tracked.log(slashed(evaluation.values), epoch)
 
     def finish(self) -> dict[str, Any]:
         """Evaluate the best weights on test, where there is one; write and return the summary."""

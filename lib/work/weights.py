@@ -1,6 +1,7 @@
 """Tensors on disk: written in one step, read as data without running code."""
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ import torch
 
 from lib import files
 from lib.errors import InputError, refused
+
+_NOT_WRITTEN = ("iostream error", "inline_container")  # of a file that torch opens itself
 
 
 def save(content: Any, path: Path) -> Path:
@@ -37,7 +40,11 @@ def writing(path: Path) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:  # torch's own, of an error of the file
-            raise error.__context__ if isinstance(error.__context__, OSError) else error from None
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            if not any(sign in str(error) for sign in _NOT_WRITTEN):
+                raise
+            raise OSError(errno.ENOSPC, "torch cannot write it: the disk may be full") from None
 
 
 def load(path: Path) -> Any:

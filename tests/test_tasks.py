@@ -1,0 +1,61 @@
+"""Tasks of workers: a workload for a number of steps, which resumes from its last state, and its probe."""
+
+import pytest
+import torch
+
+from lib.schedule.runtime import tasks
+from lib.work import distributed, weights
+from tests import nightly, python, refused
+
+pytestmark = pytest.mark.slow
+
+
+class StoppedError(Exception):
+    """Stops a task, as the handler of a signal does."""
+
+
+def test_the_module_is_imported_without_torch():
+    python("-c", "import lib.schedule.runtime.tasks, lib.finetune.task, sys; assert 'torch' not in sys.modules")
+
+
+@pytest.mark.parametrize("devices", [["cpu"], nightly(["cpu", "cpu"])])
+def test_a_workload_that_is_stopped_ends_with_the_weights_of_one_that_is_not(home, monkeypatch, devices):
+    whole = tasks.workload("W1", 6, str(home / "whole"), devices, 1)
+    assert whole["steps"] == whole["trained"] == 6 and whole["seconds"] > 0 and 0 < whole["loss"] < 3
+    save = distributed.save_state
+
+    def save_and_stop(*arguments):
+        save(*arguments)
+        if arguments[-1]["steps"] == 4:
+            raise StoppedError
+
+    with monkeypatch.context() as patched, pytest.raises(StoppedError):
+        patched.setattr(tasks, "_SAVE_S", 0.0)
+        patched.setattr(distributed, "save_state", save_and_stop)
+        tasks.workload("W1", 6, str(home / "cut"), ["cpu"], 1)
+    resumed = tasks.workload("W1", 6, str(home / "cut"), ["cpu"], 1)
+    assert resumed["trained"] == 2 and not distributed.states(home / "cut")
+    expected, found = (weights.load(home / name / "weights.pt") for name in ("whole", "cut"))
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_a_probe_times_a_step_and_the_set_up(home):
+    times = tasks.probe("W1", 0.2, ["cpu"], 1)
+    assert 1e-4 < times["step_s"] < 5 and 1e-4 < times["setup_s"] < 60
+    with refused("no workload 'W99'"):
+        tasks.probe("W99", 0.2, ["cpu"], 1)
+
+
+def test_what_a_process_of_several_refuses_is_refused_and_one_that_ends_is_an_error():
+    with refused("not on cpu with 2 threads"):
+        distributed.torchrun("tests.light:refuse_here", {}, ["cpu", "cpu"], 2)
+    with pytest.raises(RuntimeError, match="training on 2 devices ended with status 1"):
+        distributed.torchrun("tests.light:end_here", {}, ["cpu", "cpu"], 1)
+
+
+def test_processes_see_their_gpus_alone(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    assert distributed._environment(["cuda:1", "cuda:3"], 2) == {"CUDA_VISIBLE_DEVICES": "5,7", "OMP_NUM_THREADS": "2"}
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert distributed._environment(["cuda:1", "cuda:3"], 0) == {"CUDA_VISIBLE_DEVICES": "1,3"}
