@@ -21,7 +21,7 @@ from lib.schedule.run import jobs, jobs_file, processes, slots
 from lib.schedule.run import record as run_record
 from lib.schedule.run.processes import ProcessWorkers
 from lib.schedule.run.slots import Slot
-from lib.schedule.runtime import tasks
+from lib.schedule.run import tasks
 from lib.work import weights
 from tests import nightly, notebook, output_of, refusal, refused
 from tests.killed import InlineWorkers
