@@ -18,13 +18,11 @@ The map of the library, the lowest room first. A room imports only from rooms be
                  cards/ whole networks on GPUs         learners/ trees, perceptrons
                  power/ watts, joules, power limits    evaluation/ baselines, outsiders, labelled rates
                  trust/ held-out errors, scoreboard    advice/ answers to one question or many
-    schedule   where it runs: problem, state, energy, bounds, risk, moldable
-                 policies/ baselines, gangs, fair; policies/hybrid/ simulation/ events, metrics
-                 runtime/ real runs, runtime/engine/ slots, workers, priorities
+    schedule   where it runs: problem, state, policies, loop, simulation, risk
+                 run/ real runs: queue, workers on this machine or a Ray cluster
     tensorrt   layers of TensorRT engines (optional): recordings, runtime and power of a layer
     finetune   training runs of image classifiers (optional): config, data, model, checkpoints, reports
-    dashboard  projects, runs and agents (optional): database, REST API
-                 agents/ processes on machines         pages/ HTML
+    dashboard  projects, configs and runs (optional): tables, REST API, pages, the queue's runner
     cli        python -m lib <verb>: one file per group of verbs
 
     notebook   what a notebook stands on: checked parameters, style, saved figures, key numbers; nothing in lib uses it

@@ -135,17 +135,17 @@ def _beside(path: Path, content: bytes, mode: int) -> Iterator[str]:
             os.unlink(temporary)
 
 
-def short_folder(beneath: int, usual: str = "", variable: str = "TMPDIR") -> str:
+def short_folder(beneath: int) -> str:
     """Return a temporary folder below which sockets can have paths of ``beneath`` bytes: the usual one, or one of the system's.
 
-    Raises InputError, which names the variable to set, where none can be written.
+    Raises InputError, which says to set TMPDIR, where none can be written.
     """
-    usual = usual or tempfile.gettempdir()
+    usual = tempfile.gettempdir()
     for parent in (usual, "/tmp", "/dev/shm", "/var/tmp"):
         if len(os.fsencode(parent)) + 1 + beneath <= SOCKET_BYTES and os.access(parent, os.W_OK | os.X_OK):
             return parent
     raise InputError(f"sockets need a temporary folder with a short path; {usual} is too long or cannot be written: set "
-                     f"{variable}")
+                     "TMPDIR")
 
 
 def shorten_sockets() -> None:

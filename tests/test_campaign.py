@@ -17,11 +17,10 @@ from lib import store
 from lib.measure import load, machine, worker
 from lib.schedule import expected
 from lib.schedule.problem import Jobs
-from lib.schedule.run import jobs, jobs_file, processes, slots
+from lib.schedule.run import jobs, jobs_file, processes, slots, tasks
 from lib.schedule.run import record as run_record
 from lib.schedule.run.processes import ProcessWorkers
 from lib.schedule.run.slots import Slot
-from lib.schedule.runtime import tasks
 from lib.work import weights
 from tests import nightly, notebook, output_of, refusal, refused
 from tests.killed import InlineWorkers

@@ -12,7 +12,7 @@ import pytest
 
 from lib import paths
 from lib.executed_notebooks import ExecutionError, execute
-from lib.schedule.runtime import tasks
+from lib.schedule.run import tasks
 from tests import nightly, notebook, refused, until
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lib.schedule.runtime import tasks
+from lib.schedule.run import tasks
 from lib.work import distributed, weights
 from tests import nightly, python, refused
 
@@ -15,7 +15,7 @@ class StoppedError(Exception):
 
 
 def test_the_module_is_imported_without_torch():
-    python("-c", "import lib.schedule.runtime.tasks, lib.finetune.task, sys; assert 'torch' not in sys.modules")
+    python("-c", "import lib.schedule.run.tasks, lib.finetune.task, sys; assert 'torch' not in sys.modules")
 
 
 @pytest.mark.parametrize("devices", [["cpu"], nightly(["cpu", "cpu"])])

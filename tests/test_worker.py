@@ -65,22 +65,8 @@ def test_the_death_of_a_worker_has_a_reason(request_, words, hung):
     assert not psutil.pid_exists(pid)
 
 
-def chatter(pipe, count):
-    for number in range(count):
-        pipe.send(number)
-    if pipe.recv() == "die":
-        kill_this()
-
-
-def test_a_worker_speaks_while_it_runs_and_its_death_is_a_reason():
-    worker = Worker(chatter, 3)
-    assert [worker.receive(30) for _ in range(3)] == [0, 1, 2]
-    worker.send("die")
-    assert worker.pipe.poll(30)
-    assert worker.messages() == ([], "the worker was killed (signal 9): out of memory?")
-    worker.shut_down()
-    worker.send("to nobody")
-    assert death(-signal.SIGSEGV) == "was killed (signal 11)", "no want of memory"
+def test_a_death_by_a_signal_other_than_9_is_no_want_of_memory():
+    assert death(-signal.SIGSEGV) == "was killed (signal 11)"
 
 
 def seen():

@@ -1,7 +1,7 @@
 """A process of its own for work that may die, hang, or need an environment: how it is started, asked, watched and shut down.
 
-``Worker`` is the process and a pipe to it, for any protocol: the scheduler's jobs speak while they run. ``Service`` adds
-requests that are answered one at a time, for sweeps; ``call`` runs one function in a process that ends with it, for networks
+``Worker`` is the process and a pipe to it, for any protocol. ``Service`` adds requests that are answered one at a time, for
+sweeps and the scheduler's jobs; ``call`` runs one function in a process that ends with it, for networks
 and the matrix. Imports nothing heavy, so that a worker is there soon.
 """
 
@@ -131,16 +131,6 @@ class Worker:
             reason, hung = f"no answer within {timeout_s:g} s", True
         self.shut_down()
         raise WorkerLostError(reason, hung)
-
-    def messages(self) -> tuple[list[Any], str]:
-        """Return what it has sent since the last time, and why it died; empty while it lives."""
-        received = []
-        try:
-            while self.pipe.poll():
-                received.append(self.pipe.recv())
-        except (EOFError, OSError):
-            return received, self.death()
-        return received, ""
 
     def death(self) -> str:
         """Return how the process ended."""

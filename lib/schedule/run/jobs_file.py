@@ -16,7 +16,7 @@ from lib.schedule.problem import Jobs
 from lib.schedule.run.queue import QueueJob
 from lib.schedule.run.record import FOLDER
 
-_TASKS = "lib.schedule.runtime.tasks"
+_TASKS = "lib.schedule.run.tasks"
 WORKLOAD, NOTEBOOK, PROBE = f"{_TASKS}:workload", f"{_TASKS}:notebook", f"{_TASKS}:probe"
 QUEUE, PROBES = "queue.sqlite", "probes.json"  # in the folder of a run
 

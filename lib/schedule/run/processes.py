@@ -23,7 +23,7 @@ from lib.measure import worker
 from lib.schedule.run.slots import Slot
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-WARM_UP = "lib.schedule.runtime.tasks:warm_up"
+WARM_UP = "lib.schedule.run.tasks:warm_up"
 READY_S, GRACE_S = 15.0, 5.0  # how long the first workers are waited for, and one that stops
 _STARTS = 3  # workers in a row that may fail to start on a slot
 
