@@ -25,7 +25,7 @@ def opened(folder, wait_s=5.0):
 
     database = Database(f"sqlite:///{folder}/dashboard.db", wait_s)
     slots = [Slot(f"cpu[{number}]", cores=(0,), core_count=1) for number in range(SLOTS)]
-    return database, Runner(database, slots, warm_up="")
+    return database, Runner(database, slots=slots, warm_up="")
 
 
 def add_runs(database, calls):

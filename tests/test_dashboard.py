@@ -151,7 +151,7 @@ def test_the_token_is_kept_where_only_its_owner_reads_it(home, monkeypatch):
 def verb(home, monkeypatch):
     """Return what the verb does where the server does not run: its applications, status and output."""
     served = []
-    monkeypatch.setattr("lib.dashboard.runner.Runner", lambda rows: remembering())
+    monkeypatch.setattr("lib.dashboard.runner.Runner", lambda rows, address: remembering())
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: served.append(server.config.app))
     monkeypatch.delenv("DASHBOARD_TOKEN", raising=False)

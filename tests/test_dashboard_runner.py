@@ -2,7 +2,7 @@
 
 import re
 import time
-from contextlib import closing
+from contextlib import closing, nullcontext
 from unittest.mock import Mock
 
 import numpy as np
@@ -11,10 +11,12 @@ from sqlalchemy.exc import OperationalError
 
 from lib.dashboard import advice, inventory, plan, predictions
 from lib.dashboard import tables as db
+from lib.dashboard.runner import Runner
 from lib.schedule.run.queue import QueueJob
 from lib.schedule.run.slots import Slot
 from tests import killed_queue, refused
 from tests.killed_queue import add_runs, opened
+from tests.test_cluster import two_nodes  # noqa: F401
 
 pytestmark = pytest.mark.slow
 CPU, CARD = Slot("cpu[0]", cores=(0,), core_count=1), Slot("cuda:0", "cuda:0")
@@ -64,10 +66,10 @@ def test_a_reserved_card_is_left_alone_and_a_wanted_one_that_is_not_there_is_ref
     agent = next(agent for agent in database.rows(db.Agent) if not agent.manual)
     assert agent.slots == ["cpu[0]", "cpu[1]"]
     with database.reading() as session:
-        assert inventory.device_types(session, None, []) is None
-        assert inventory.device_types(session, agent.id, []) == ["cpu"]
-        with refused("it has no such GPU; slots: cpu"):
-            inventory.device_types(session, None, [0])
+        assert inventory.allowed_types(session, None, []) is None
+        assert inventory.allowed_types(session, agent.id, []) == ["cpu"]
+        with refused("has no such GPU; slots there: cpu"):
+            inventory.allowed_types(session, None, [0])
     gpu = {"name": "a card", "compute_capability": "8.9", "memory_gib": 24}
     monkeypatch.setattr("lib.measure.machine.own_hardware", lambda name: gpu)
     with database.writing() as session:
@@ -76,7 +78,7 @@ def test_a_reserved_card_is_left_alone_and_a_wanted_one_that_is_not_there_is_ref
         db.get(session, db.Agent, agent.id).gpus[0].is_allocated = True
     with database.reading() as session:
         assert inventory.reserved(session) == {"cuda:0"}
-        assert inventory.device_types(session, None, [0, 3]) == ["cuda:0"]
+        assert inventory.allowed_types(session, None, [0, 3]) == ["cuda:0"]
 
 
 def test_the_end_of_a_server_loses_no_run(tmp_path):
@@ -95,6 +97,19 @@ def test_the_end_of_a_server_loses_no_run(tmp_path):
         run, = wait_for(database, ids)
     assert run.state == db.FINISHED and run.job.attempt == 2
     assert killed_queue.wrong_in(database, ids, [trail]) == ([], 2)
+
+
+@pytest.mark.nightly
+def test_runs_are_placed_on_the_nodes_of_a_cluster(two_nodes, tmp_path, monkeypatch):  # noqa: F811
+    joined, nodes, _ = two_nodes
+    monkeypatch.setattr("lib.schedule.run.ray.cluster", lambda address: nullcontext(joined))
+    database, _ = opened(tmp_path)
+    with closing(Runner(database, nodes.address, warm_up="")) as runner:
+        runner.start()
+        runs = wait_for(database, add_runs(database, [("tests.light:sleep", {"seconds": 1.0})] * 4))
+        slots = {slot for agent in database.rows(db.Agent) for slot in agent.slots}
+    assert {run.state for run in runs} == {db.FINISHED} and {run.job.device for run in runs} == slots
+    assert len(slots) == 2 and all(slot.startswith("cpu@") for slot in slots)
 
 
 @pytest.mark.nightly
@@ -148,8 +163,9 @@ def job(number, seconds=None, **columns):
 
 def test_fine_tunes_that_took_longer_than_advised_correct_the_others(monkeypatch):
     monkeypatch.setattr(predictions.worker, "call", lambda *_, **__: {"chip": (10.0, "as advised")})
-    monkeypatch.setattr(inventory, "processor", lambda slot: ("cpu", "chip"))
-    known, first, second = predictions.Predictions([CPU]), job(1, 1), job(2, 1)
+    monkeypatch.setattr(inventory, "processor", lambda device_type: ("cpu", "chip"))
+    known, first, second = predictions.Predictions(), job(1, 1), job(2, 1)
+    known.know([CPU])
     assert known.seconds(first, "cpu") == 600
     for one in (first, second):
         known.advise(one)

@@ -35,7 +35,7 @@ def _dashboard(options: argparse.Namespace) -> None:
     configurations.data_roots[:] = [path.resolve() for path in options.data_root]
     token, token_file = access.read_token(paths.DATA / "dashboard")
     rows = database.Database()
-    queue = runner.Runner(rows)
+    queue = runner.Runner(rows, options.ray)
     mlflow_url = f"http://{LOOPBACK}:{options.mlflow_port}" if options.mlflow_port else ""
     board = api.Board(rows, queue, token, mlflow_url)
     if options.demo:
@@ -111,6 +111,8 @@ def add(verbs) -> None:
              option("--host", f"address to listen on (default {LOOPBACK}: this machine alone)", default=LOOPBACK),
              option("--mlflow-port", "port of MLflow's pages, for this machine alone (default 5000; 0: without)",
                     whole(0, 65_535), 5000),
+             option("--ray", "place runs on the nodes of this Ray cluster: HOST:PORT of its head, or auto (default: "
+                    "on this machine)", default="", metavar="ADDRESS"),
              option("--data-root", "a folder outside of the repository whose images configs may name; may be "
                     "given several times", a_path, [], action="append", metavar="DIR"),
              flag("--demo", "with a project to try things with"),

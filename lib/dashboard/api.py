@@ -160,7 +160,7 @@ def list_configs(board: Here, project_id: RowId, limit: Limit = 100, offset: Off
 
 @api.post("/configs/{config_id}/validate", tags=["configs"])
 def validate_config(board: Here, config_id: RowId) -> Row:
-    """Check a saved configuration again; return ``valid`` and the ``errors`` by field."""
+    """Check a saved configuration again; return whether it is valid, and errors by field."""
     try:
         configurations.check_config(board.database.get(db.TrainConfig, config_id).config_json)
     except FieldsError as error:
@@ -176,7 +176,7 @@ def queue_run(board: Here, config_id: RowId, body: bodies.RunIn) -> Row:
     config = board.database.get(db.TrainConfig, config_id)
     checked = configurations.check_config(config.config_json)
     with board.database.writing() as session:
-        types = inventory.device_types(session, body.agent_id, body.gpu_indices)
+        types = inventory.allowed_types(session, body.agent_id, body.gpu_indices)
         run = db.Run(project_id=config.project_id, config_id=config.id, name=_next_name(session, config),
                      folder=str(_new_folder(config, checked).relative_to(paths.DATA)), agent_id=body.agent_id,
                      gpu_indices=body.gpu_indices, **checked.facts)
@@ -310,7 +310,7 @@ def reorder_run(board: Here, run_id: RowId, body: bodies.PriorityIn) -> Row:
 
 @api.get("/runs/{run_id}/logs", tags=["runs"])
 def list_log_lines(board: Here, run_id: RowId, after: Offset = 0, limit: whole(1, 10_000) = 1000) -> list[Row]:
-    """Return lines of a run's log, those after number ``after``; ``n`` counts from 1."""
+    """Return lines of a run's log, those after a number; they count from 1."""
     lines = outputs.log_lines(board.database.get(db.Run, run_id), after, limit)
     return [{"n": n, "line": line} for n, line in enumerate(lines, after + 1)]
 

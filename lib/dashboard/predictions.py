@@ -21,16 +21,14 @@ ADVICE_TIMEOUT_S = 60.0
 class Predictions:
     """Predicted seconds of the jobs of a queue, learned from those that end; quick but for ``advise``."""
 
-    def __init__(self, slots: Sequence[Slot]):
-        self._processors = {slot.device_type: inventory.processor(slot) for slot in slots}
+    def __init__(self) -> None:
+        self._processors: dict[str, tuple[str, str]] = {}  # by device type
         self._earlier = EarlierRuns()
         self._advised: dict[str, dict[str, tuple[float, str]]] = {}  # by job class and processor
         self._factors = defaultdict(lambda: deque(maxlen=9))  # measured over advised, by device type
 
     def learn(self, job: QueueJob, device_type: str, seconds: float) -> None:
-        """Learn how long a job took at its first attempt; nothing of a device that is gone."""
-        if device_type not in self._processors:
-            return
+        """Learn how long a job took at its first attempt."""
         self._earlier.add(job.job_class, device_type, seconds)
         if job.task == NOTEBOOK:
             self._earlier.add(job.arguments["path"], device_type, seconds)
@@ -38,6 +36,10 @@ class Predictions:
         advised_s, _ = self._model_s(job, device_type)
         if advised_s < inf and job.devices == 1:
             self._factors[device_type].append(seconds / (START_S + advised_s))
+
+    def know(self, slots: Sequence[Slot]) -> None:
+        """Take the slots that there are now."""
+        self._processors = {slot.device_type: inventory.processor(slot.device_type) for slot in slots}
 
     def needs_advice(self, job: QueueJob) -> bool:
         """Return whether a job is a fine-tune of which the cost models were not asked yet."""
@@ -58,7 +60,7 @@ class Predictions:
 
     def _model_s(self, job: QueueJob, device_type: str) -> tuple[float, str]:
         """Return the seconds of steps and evaluations by the cost models (inf: none), and why."""
-        _, name = self._processors[device_type]
+        _, name = self._processors.get(device_type, ("", ""))
         missing = inf, "no cost model knows this processor"
         return self._advised.get(job.job_class, {}).get(name, missing)
 
