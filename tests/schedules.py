@@ -10,9 +10,9 @@ from lib.schedule.simulate import simulate
 TIMES, DEVICES = "job_id,cpu,gpu\na,10,2\nb,20,4\nc,6,3\n", "device,type,count,idle_w,busy_w\nc,cpu,1,5,50\ng,gpu,1,20,300\n"
 
 
-def figures(problem, name="hybrid", faults=None):
+def figures(problem, name="hybrid", objective="makespan", faults=None):
     """Return the figures of a policy on a problem."""
-    return metrics.metrics(simulate(problem, policy_for(name), faults))
+    return metrics.metrics(simulate(problem, policy_for(name, objective), faults))
 
 
 def files(folder, **texts):

@@ -21,7 +21,7 @@ NOTEBOOK_S = 90  # a notebook takes a minute by default, and noise may add half 
 def emulated(folder):
     """Return what the environment of the other machine has besides; its output and temporary files lie in ``folder``."""
     (folder / "tmp").mkdir()
-    return {**OLDER, "LIB_BATCH": "1", "LIB_OUTPUT": str(folder), "NUMBA_CACHE_DIR": str(folder / "numba"),
+    return {**OLDER, "LIB_BATCH": "1", "LIB_OUTPUT": str(folder),
             "TMPDIR": str(folder / "tmp")}
 
 

@@ -8,16 +8,16 @@ import pytest
 
 from lib.config import definitions
 from lib.schedule import energy, problem_files, scenarios
-from lib.schedule.policies.registry import policy
+from lib.schedule.policies import policy_for
 from lib.schedule.problem import Fleet, JobEnergy, Jobs, Problem
-from lib.schedule.simulation.events import Faults, simulate
+from lib.schedule.simulate import Faults, simulate
 from tests import output_of, refused
 from tests.schedules import figures, files
 from tests.test_schedule import a_problem
 
 
-def energy_of(problem, name="fastest", faults=None, **options):
-    result = figures(problem, name, faults, **options)
+def energy_of(problem, name="met", objective="makespan", faults=None):
+    result = figures(problem, name, objective, faults)
     return result["energy_j"], result["energy_source"]
 
 
@@ -57,7 +57,7 @@ def test_a_device_idles_until_the_first_job_comes_and_in_its_set_up_and_an_attem
     fleet = Fleet.from_counts({"gpu": 1}, idle_w=[10], busy_w=[100], setup_s=[2])
     stated = JobEnergy(np.array([[80.0]]), ("modelled",))
     problem = Problem(Jobs.plain(1, np.array([3.0])), fleet, np.array([[4.0]]), np.array([[4.0]]), energy=stated)
-    outcome = simulate(problem, policy("fastest"))
+    outcome = simulate(problem, policy_for("met"))
     for end_s, share in ((9.0, 1), (7.0, 0.5)):
         attempt = outcome.schedule.assign(end_s=end_s)
         assert energy.of_schedule(problem, attempt, end_s) == (pytest.approx(5 * 10 + share * 80), "modelled, idling assumed")
@@ -68,16 +68,16 @@ def test_a_policy_that_spares_energy_goes_by_the_table_and_not_by_watts():
     times, stated = np.tile([2.0, 1.0], (12, 1)), JobEnergy(np.tile([500.0, 1.0], (12, 1)), ("measured",) * 12)
     problem = Problem(Jobs.plain(12), fleet, times, times, energy=stated)
     for each, place in ((problem, 1), (replace(problem, energy=None), 0)):
-        schedule = simulate(each, policy("hybrid", objective="energy", steps=20_000)).schedule
+        schedule = simulate(each, policy_for("hybrid", "energy")).schedule
         assert set(fleet.type_of[schedule["device_index"]]) == {place}
     stated.joules[0, 0] = np.nan
     with refused("needs idle_w and busy_w of every .* or a table of energy"):
-        energy_of(replace(problem, fleet=Fleet.from_counts({"cpu": 4, "gpu": 4})), "hybrid", objective="energy")
+        energy_of(replace(problem, fleet=Fleet.from_counts({"cpu": 4, "gpu": 4})), "hybrid", "energy")
 
 
 def test_the_verb_says_how_the_joules_are_known(tmp_path):
     written = files(tmp_path, energy="job_id,cpu,gpu,source\na,1,5,modelled\nb,1,9,modelled\nc,1,1,modelled\n")
-    out = output_of("schedule", "--policy", "fastest", *(f"--{name}={path}" for name, path in written.items()))
+    out = output_of("schedule", "--policy", "met", *(f"--{name}={path}" for name, path in written.items()))
     assert "J (modelled, idling assumed)" in out
 
 

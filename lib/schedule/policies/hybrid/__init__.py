@@ -1,1 +1,0 @@
-"""The hybrid policy: plan what is known, bind late, learn from what finishes, move stragglers."""
