@@ -24,8 +24,7 @@ The map of the library, the lowest room first. A room imports only from rooms be
     tensorrt   layers of TensorRT engines (optional)
                  recordings/ raw data to tables        models/ runtime and power of a layer
     finetune   training runs of image classifiers (optional): config, data, model, checkpoints, reports
-    dashboard  projects, runs and agents (optional): database, REST API
-                 agents/ processes on machines         pages/ HTML
+    dashboard  projects, configurations and runs (optional): database, REST API, pages, a runner of the queue
     cli        python -m lib <verb>: one file per group of verbs
 
     notebook   what a notebook stands on: checked parameters, style, saved figures, key numbers; nothing in lib uses it
