@@ -1,9 +1,7 @@
 """How long a run takes on a device type: by earlier runs, by a budget, by cost models, or by a guess."""
 
-from collections import defaultdict, deque
 from collections.abc import Sequence
 from math import inf
-from statistics import median
 
 from lib.dashboard import advice, inventory
 from lib.errors import InputError, one_line
@@ -25,17 +23,12 @@ class Predictions:
         self._processors: dict[str, tuple[str, str]] = {}  # by device type
         self._earlier = EarlierRuns()
         self._advised: dict[str, dict[str, tuple[float, str]]] = {}  # by job class and processor
-        self._factors = defaultdict(lambda: deque(maxlen=9))  # measured over advised, by device type
 
     def learn(self, job: QueueJob, device_type: str, seconds: float) -> None:
         """Learn how long a job took at its first attempt."""
         self._earlier.add(job.job_class, device_type, seconds)
         if job.task == NOTEBOOK:
             self._earlier.add(job.arguments["path"], device_type, seconds)
-            return
-        advised_s, _ = self._model_s(job, device_type)
-        if advised_s < inf and job.devices == 1:
-            self._factors[device_type].append(seconds / (START_S + advised_s))
 
     def know(self, slots: Sequence[Slot]) -> None:
         """Take the slots that there are now."""
@@ -58,21 +51,13 @@ class Predictions:
             reason = str(error) if readable else one_line(error)
             self._advised[job.job_class] = {name: (inf, reason) for _, name in processors}
 
-    def _model_s(self, job: QueueJob, device_type: str) -> tuple[float, str]:
-        """Return the seconds of steps and evaluations by the cost models (inf: none), and why."""
-        _, name = self._processors.get(device_type, ("", ""))
-        missing = inf, "no cost model knows this processor"
-        return self._advised.get(job.job_class, {}).get(name, missing)
-
     def _by_model(self, job: QueueJob, device_type: str) -> Expected:
-        advised_s, source = self._model_s(job, device_type)
+        _, processor = self._processors.get(device_type, ("", ""))
+        unknown = inf, "no cost model knows this processor"
+        advised_s, source = self._advised.get(job.job_class, {}).get(processor, unknown)
         if advised_s == inf:
             return Expected(GUESS_S, f"a guess: {source}", GUESS_SIGMA)
-        factors = self._factors[device_type]
-        factor = median(factors) if factors else 1.0
-        if factors:
-            source += f", times {factor:.3g} as {len(factors)} other fine-tunes took there"
-        seconds = factor * (START_S + advised_s / job.devices)
+        seconds = START_S + advised_s / job.devices
         return Expected(seconds, f"{source}, with {START_S:g} s to start", MODEL_SIGMA)
 
     def of(self, job: QueueJob, device_type: str) -> Expected:
