@@ -1,4 +1,4 @@
-"""The inventory: the slots of this machine or of the nodes of a Ray cluster, and the cards of this machine."""
+"""The inventory: the slots of this machine or of a Ray cluster, and the cards of this machine."""
 
 import platform
 from collections.abc import Sequence
@@ -14,12 +14,15 @@ CARD = "cuda:"
 
 
 def device_type(slot_name: str) -> str:
-    """Return the device type in the name of a slot: ``cpu`` of ``cpu[0-1]``, ``cpu@host`` of ``cpu@host[0]``."""
+    """Return the device type in a slot's name: ``cpu`` of ``cpu[0-1]``."""
     return slot_name.partition("[")[0]
 
 
 def processor(kind: str) -> tuple[str, str]:
-    """Return ``cpu`` or ``cuda``, and the name of the processor of a device type; nodes have CPUs like this one."""
+    """Return ``cpu`` or ``cuda``, and the name of a device type's processor.
+
+    CPUs of other nodes are taken to be like this one.
+    """
     from lib.measure import machine
 
     name, on_node, _ = kind.partition("@")
@@ -35,11 +38,12 @@ def save(session: Session, slots: Sequence[Slot]) -> None:
         node = device_type(slot.name).partition("@")[2]
         machines.setdefault(node or here, []).append(slot)
     for name, own in machines.items():
-        agent = session.scalar(select(db.Agent).filter_by(name=name)) or db.Agent(name=name, gpus=[])
-        session.add(agent)
+        known = session.scalar(select(db.Agent).filter_by(name=name))
+        session.add(agent := known or db.Agent(name=name, gpus=[]))
         agent.manual, agent.host, agent.last_heartbeat_at = False, name, db.now()
         agent.slots = [slot.name for slot in own]
-        _save_cards(agent, [slot for slot in own if slot.name.startswith(CARD) and "@" not in slot.name])
+        if name == here:
+            _save_cards(agent, [slot for slot in own if slot.name.startswith(CARD)])
 
 
 def _save_cards(agent: db.Agent, slots: Sequence[Slot]) -> None:
@@ -62,8 +66,9 @@ def reserved(session: Session) -> set[str]:
     return {f"{CARD}{gpu.index}" for gpu in session.scalars(cards)}
 
 
-def allowed_types(session: Session, agent_id: str | None, gpu_indices: Sequence[int]) -> list[str] | None:
-    """Return the device types that a run may have, None for any; ConflictError where there are none."""
+def allowed_types(session: Session, agent_id: str | None,
+                  gpu_indices: Sequence[int]) -> list[str] | None:
+    """Return the device types that a run may have (None: any); ConflictError if there are none."""
     agents = select(db.Agent).where(db.Agent.manual.is_(False))
     if agent_id is not None:
         db.get(session, db.Agent, agent_id)
@@ -75,6 +80,6 @@ def allowed_types(session: Session, agent_id: str | None, gpu_indices: Sequence[
     if gpu_indices:
         allowed &= {f"{CARD}{index}" for index in gpu_indices}
     if not allowed:
-        raise db.ConflictError("no run is placed there: the machine was entered by hand, or has no such GPU; "
-                               f"slots there: {choices(slots) or 'none'}")
+        raise db.ConflictError("no run is placed there: the machine was entered by hand, or has no "
+                               f"such GPU; slots there: {choices(slots) or 'none'}")
     return sorted(allowed)

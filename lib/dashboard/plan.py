@@ -22,7 +22,7 @@ LATER_S = 1e-6  # jobs that wait arrive after those that run
 
 def plan(rows: Sequence[QueueJob], slots: Sequence[Slot], predictions: Predictions,
          now_s: float) -> pd.DataFrame:
-    """Return job_id, device, start_s, end_s (from now), status and reason of running and planned jobs.
+    """Return device, start_s, end_s (from now), status and reason of running and planned jobs.
 
     A job that takes longer than predicted has no end. A job that no device can run is left out.
     """

@@ -1,4 +1,4 @@
-"""How long a run takes on a device type: by earlier runs, by a budget, by cost models, or by a guess."""
+"""How long a run takes on a device type: by earlier runs, a budget, cost models, or a guess."""
 
 from collections.abc import Sequence
 from math import inf
@@ -6,7 +6,14 @@ from math import inf
 from lib.dashboard import advice, inventory
 from lib.errors import InputError, one_line
 from lib.measure import worker
-from lib.schedule.expected import GUESS_SIGMA, MODEL_SIGMA, EarlierRuns, Expected, budget, expected_s
+from lib.schedule.expected import (
+    GUESS_SIGMA,
+    MODEL_SIGMA,
+    EarlierRuns,
+    Expected,
+    budget,
+    expected_s,
+)
 from lib.schedule.run.jobs_file import NOTEBOOK
 from lib.schedule.run.queue import QueueJob
 from lib.schedule.run.slots import Slot
@@ -17,7 +24,7 @@ ADVICE_TIMEOUT_S = 60.0
 
 
 class Predictions:
-    """Predicted seconds of the jobs of a queue, learned from those that end; quick but for ``advise``."""
+    """Predicted seconds of jobs, learned from those that end; quick but for ``advise``."""
 
     def __init__(self) -> None:
         self._processors: dict[str, tuple[str, str]] = {}  # by device type
@@ -32,7 +39,8 @@ class Predictions:
 
     def know(self, slots: Sequence[Slot]) -> None:
         """Take the slots that there are now."""
-        self._processors = {slot.device_type: inventory.processor(slot.device_type) for slot in slots}
+        types = {slot.device_type for slot in slots}
+        self._processors = {name: inventory.processor(name) for name in types}
 
     def needs_advice(self, job: QueueJob) -> bool:
         """Return whether a job is a fine-tune of which the cost models were not asked yet."""
@@ -79,4 +87,5 @@ class Predictions:
         text = f"predicted {here.seconds:,.3g} s on {device_type} ({here.source})"
         others = [name for name in self._processors if name != device_type and (
             job.device_types is None or name in job.device_types)]
-        return "; ".join([text, *(f"{name} {self.seconds(job, name):,.3g} s" for name in others[:5])])
+        compared = [f"{name} {self.seconds(job, name):,.3g} s" for name in others[:5]]
+        return "; ".join([text, *compared])

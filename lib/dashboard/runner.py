@@ -1,4 +1,4 @@
-"""The runner: it leads the queue of the database, and places its runs on workers by the hybrid policy."""
+"""The runner: it leads the queue of the database, and places runs by the hybrid policy."""
 
 import sys
 import threading
@@ -36,10 +36,11 @@ def note(text: str, error: Exception) -> None:
 class Runner:
     """Leads the queue in two threads: one predicts new runs, the other one places them.
 
-    ``slots`` are those of this machine by default; with ``ray_address`` those of all nodes of a cluster.
+    ``slots`` are those of this machine by default, with ``ray_address`` those of a Ray cluster.
     """
 
-    def __init__(self, database: Database, ray_address: str = "", slots: Sequence[Slot] = (), warm_up: str = WARM_UP):
+    def __init__(self, database: Database, ray_address: str = "", slots: Sequence[Slot] = (),
+                 warm_up: str = WARM_UP):
         self._database, self._queue = database, database.queue
         self._ray_address, self._slots, self._warm_up = ray_address, slots, warm_up
         self._cluster, self._predictions = None, Predictions()
@@ -61,10 +62,12 @@ class Runner:
             elif not self._slots:
                 self._slots = slots_here(by_model=False)
             for job in self._queue.jobs(QueueJob.status == DONE, QueueJob.attempt == 1):
-                self._predictions.learn(job, inventory.device_type(job.device), job.end_s - job.start_s)
+                kind = inventory.device_type(job.device)
+                self._predictions.learn(job, kind, job.end_s - job.start_s)
             self.refresh()  # a database that is away is an error here
             self._opened = opened.pop_all()
-        self._threads = [threading.Thread(target=target, daemon=True) for target in (self._lead, self._predict)]
+        self._threads = [threading.Thread(target=target, daemon=True)
+                         for target in (self._lead, self._predict)]
         for thread in self._threads:
             thread.start()
 
@@ -87,7 +90,8 @@ class Runner:
 
     def plan(self) -> pd.DataFrame:
         """Return what runs and what is planned from now on (``lib.dashboard.plan``)."""
-        return plan.plan(self._queue.jobs(QueueJob.status.in_(OPEN)), tuple(self._slots), self._predictions, time.time())
+        jobs = self._queue.jobs(QueueJob.status.in_(OPEN))
+        return plan.plan(jobs, tuple(self._slots), self._predictions, time.time())
 
     def _lead(self) -> None:
         """Place and run jobs until the end, with new workers after an error."""
@@ -112,7 +116,8 @@ class Runner:
         self.refresh()
         self._queue.recover()
         with self._queue.writing() as session:  # their predictions are gone with the last server
-            session.execute(update(QueueJob).where(QueueJob.status == QUEUED).values(status=PREDICTING))
+            waiting = update(QueueJob).where(QueueJob.status == QUEUED)
+            session.execute(waiting.values(status=PREDICTING))
         backend = QueueBackend(
             self._queue, workers, self._predictions.seconds, time.time, live=True,
             time_limit=TimeLimit(least_s=LIMIT_S), explain=self._predictions.placement,
@@ -120,10 +125,15 @@ class Runner:
         self._backend, policy = backend, policy_for("hybrid")
         if self._over.is_set():
             backend.close()
-        Loop(lambda state, predict: by_priority(state, predict, policy, backend.priorities()), backend).run()
 
-    def _ended(self, job: QueueJob, device_type: str, status: str, seconds: float, reason: str) -> None:
-        """Learn from a job that is done at its first attempt: later ones go on where one was cut short."""
+        def decide(state, predict):
+            return by_priority(state, predict, policy, backend.priorities())
+
+        Loop(decide, backend).run()
+
+    def _ended(self, job: QueueJob, device_type: str, status: str, seconds: float,
+               reason: str) -> None:
+        """Learn from a job that is done at its first attempt: later ones resume."""
         if status != DONE:
             self._retried.add(job.job_id)
         elif job.attempt == 0 and job.job_id not in self._retried:
@@ -138,7 +148,8 @@ class Runner:
                     if self._predictions.needs_advice(job):
                         self._predictions.advise(job)
                     with self._queue.writing() as session:
-                        session.execute(update(QueueJob).where(
-                            QueueJob.number == job.number, QueueJob.status == PREDICTING).values(status=QUEUED))
+                        predicted = update(QueueJob).where(QueueJob.number == job.number,
+                                                           QueueJob.status == PREDICTING)
+                        session.execute(predicted.values(status=QUEUED))
             except (QueueAwayError, *AWAY):  # it comes back
                 self._over.wait(AGAIN_S)
