@@ -196,6 +196,12 @@ def test_mlflow_is_served_to_this_machine_alone_and_gets_no_secret(home, monkeyp
     assert TOKEN not in environment.values() and "DASHBOARD_DB_URL" not in environment
 
 
+def test_an_mlflow_that_somebody_serves_is_linked_and_not_started(verb, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow.lab:5000/")
+    served, status, _, _ = verb()
+    assert status == 0 and served[0].state.board.mlflow_url == "http://mlflow.lab:5000"
+
+
 def test_a_port_that_is_taken_is_said_in_one_line_and_an_ipv6_address_is_in_brackets(verb):
     with socket.create_server(("127.0.0.1", 0)) as other:
         served, status, _, error = verb("--port", other.getsockname()[1])

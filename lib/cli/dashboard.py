@@ -28,6 +28,7 @@ def _dashboard(options: argparse.Namespace) -> None:
 
     from lib import paths
     from lib.dashboard import access, api, app, configurations, database, runner
+    from lib.finetune import tracking
     from lib.schedule.run.database import AWAY
 
     if missing := [path for path in options.data_root if not path.is_dir()]:
@@ -36,7 +37,11 @@ def _dashboard(options: argparse.Namespace) -> None:
     token, token_file = access.read_token(paths.DATA / "dashboard")
     rows = database.Database()
     queue = runner.Runner(rows, options.ray)
-    mlflow_url = f"http://{LOOPBACK}:{options.mlflow_port}" if options.mlflow_port else ""
+    store = tracking.store_uri()
+    if store.startswith("http"):  # somebody serves it already
+        mlflow_url, options.mlflow_port = store.rstrip("/"), 0
+    else:
+        mlflow_url = f"http://{LOOPBACK}:{options.mlflow_port}" if options.mlflow_port else ""
     board = api.Board(rows, queue, token, mlflow_url)
     if options.demo:
         _add_demo(board)

@@ -76,8 +76,7 @@ class Runner:
         self._over.set()
         if self._backend:
             self._backend.close()
-        for thread in self._threads:
-            thread.join()
+        self._threads[0].join()  # the other one may be in the middle of a prediction
         self._opened.close()
 
     def refresh(self) -> None:
