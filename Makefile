@@ -52,7 +52,7 @@ lint: $(READY)
 lab: $(READY)
 	$(BIN)/jupyter lab --notebook-dir=notebooks
 
-# The dashboard with an agent of this machine and a project to try things with (PORT=8000).
+# The dashboard with a project to try things with, and MLflow's pages beside it (PORT=8000).
 dashboard: $(READY)
 	@$(BIN)/python -m lib dashboard --demo $(if $(PORT),--port $(PORT))
 

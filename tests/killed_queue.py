@@ -25,10 +25,10 @@ def opened(folder, wait_s=5.0):
 
     database = Database(f"sqlite:///{folder}/dashboard.db", wait_s)
     slots = [Slot(f"cpu[{number}]", cores=(0,), core_count=1) for number in range(SLOTS)]
-    return database, Runner(database, slots, warm_up="")
+    return database, Runner(database, slots=slots, warm_up="")
 
 
-def add_runs(database, calls):
+def add_runs(database, calls, **columns):
     """Add queued runs of (call, arguments), as the API does; return their ids."""
     from lib.dashboard import tables as db
     from lib.schedule.run.queue import QueueJob
@@ -43,7 +43,7 @@ def add_runs(database, calls):
             session.add(run := db.Run(**own, folder=f"{project.id}/{number}", config=config))
             session.flush()
             session.add(QueueJob(job_id=run.id, task=call, arguments=arguments, job_class=call,
-                                 arrival_s=time.time(), status=db.PREDICTING))
+                                 arrival_s=time.time(), status=db.PREDICTING, **columns))
             ids.append(run.id)
     return ids
 

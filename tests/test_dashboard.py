@@ -151,7 +151,7 @@ def test_the_token_is_kept_where_only_its_owner_reads_it(home, monkeypatch):
 def verb(home, monkeypatch):
     """Return what the verb does where the server does not run: its applications, status and output."""
     served = []
-    monkeypatch.setattr("lib.dashboard.runner.Runner", lambda rows: remembering())
+    monkeypatch.setattr("lib.dashboard.runner.Runner", lambda rows, address: remembering())
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: served.append(server.config.app))
     monkeypatch.delenv("DASHBOARD_TOKEN", raising=False)
@@ -194,6 +194,12 @@ def test_mlflow_is_served_to_this_machine_alone_and_gets_no_secret(home, monkeyp
         ((words, environment),) = started
     assert words[words.index("--host") + 1] == "127.0.0.1" and words[words.index("--port") + 1] == str(port)
     assert TOKEN not in environment.values() and "DASHBOARD_DB_URL" not in environment
+
+
+def test_an_mlflow_that_somebody_serves_is_linked_and_not_started(verb, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow.lab:5000/")
+    served, status, _, _ = verb()
+    assert status == 0 and served[0].state.board.mlflow_url == "http://mlflow.lab:5000"
 
 
 def test_a_port_that_is_taken_is_said_in_one_line_and_an_ipv6_address_is_in_brackets(verb):

@@ -2,7 +2,7 @@
 
 import re
 import time
-from contextlib import closing
+from contextlib import closing, nullcontext
 from unittest.mock import Mock
 
 import numpy as np
@@ -11,10 +11,13 @@ from sqlalchemy.exc import OperationalError
 
 from lib.dashboard import advice, inventory, plan, predictions
 from lib.dashboard import tables as db
+from lib.dashboard.database import Database
+from lib.dashboard.runner import Runner
 from lib.schedule.run.queue import QueueJob
 from lib.schedule.run.slots import Slot
 from tests import killed_queue, refused
 from tests.killed_queue import add_runs, opened
+from tests.test_cluster import two_nodes  # noqa: F401
 
 pytestmark = pytest.mark.slow
 CPU, CARD = Slot("cpu[0]", cores=(0,), core_count=1), Slot("cuda:0", "cuda:0")
@@ -64,10 +67,10 @@ def test_a_reserved_card_is_left_alone_and_a_wanted_one_that_is_not_there_is_ref
     agent = next(agent for agent in database.rows(db.Agent) if not agent.manual)
     assert agent.slots == ["cpu[0]", "cpu[1]"]
     with database.reading() as session:
-        assert inventory.device_types(session, None, []) is None
-        assert inventory.device_types(session, agent.id, []) == ["cpu"]
-        with refused("it has no such GPU; slots: cpu"):
-            inventory.device_types(session, None, [0])
+        assert inventory.allowed_types(session, None, []) is None
+        assert inventory.allowed_types(session, agent.id, []) == ["cpu"]
+        with refused("has no such GPU; slots there: cpu"):
+            inventory.allowed_types(session, None, [0])
     gpu = {"name": "a card", "compute_capability": "8.9", "memory_gib": 24}
     monkeypatch.setattr("lib.measure.machine.own_hardware", lambda name: gpu)
     with database.writing() as session:
@@ -76,7 +79,20 @@ def test_a_reserved_card_is_left_alone_and_a_wanted_one_that_is_not_there_is_ref
         db.get(session, db.Agent, agent.id).gpus[0].is_allocated = True
     with database.reading() as session:
         assert inventory.reserved(session) == {"cuda:0"}
-        assert inventory.device_types(session, None, [0, 3]) == ["cuda:0"]
+        assert inventory.allowed_types(session, None, [0, 3]) == ["cuda:0"]
+
+
+@pytest.mark.cuda
+def test_a_run_goes_to_the_card_that_it_names(home):
+    database = Database()
+    with closing(Runner(database)) as runner:
+        runner.start()
+        with database.reading() as session:
+            assert inventory.allowed_types(session, None, [0]) == ["cuda:0"]
+        ids = add_runs(database, [("tests.light:where", {})], device_types=["cuda:0"])
+        run, = wait_for(database, ids)
+    (gpu,) = next(agent for agent in database.rows(db.Agent) if not agent.manual).gpus[:1]
+    assert run.job.device == "cuda:0" and run.job.result["devices"] == ["cuda:0"] and gpu.index == 0 and gpu.name
 
 
 def test_the_end_of_a_server_loses_no_run(tmp_path):
@@ -95,6 +111,19 @@ def test_the_end_of_a_server_loses_no_run(tmp_path):
         run, = wait_for(database, ids)
     assert run.state == db.FINISHED and run.job.attempt == 2
     assert killed_queue.wrong_in(database, ids, [trail]) == ([], 2)
+
+
+@pytest.mark.nightly
+def test_runs_are_placed_on_the_nodes_of_a_cluster(two_nodes, tmp_path, monkeypatch):  # noqa: F811
+    joined, nodes, _ = two_nodes
+    monkeypatch.setattr("lib.schedule.run.ray.cluster", lambda address: nullcontext(joined))
+    database, _ = opened(tmp_path)
+    with closing(Runner(database, nodes.address, warm_up="")) as runner:
+        runner.start()
+        runs = wait_for(database, add_runs(database, [("tests.light:sleep", {"seconds": 1.0})] * 4))
+        slots = {slot for agent in database.rows(db.Agent) for slot in agent.slots}
+    assert {run.state for run in runs} == {db.FINISHED} and {run.job.device for run in runs} <= slots
+    assert len(slots) == 2 and all(slot.startswith("cpu@") for slot in slots)
 
 
 @pytest.mark.nightly
@@ -146,17 +175,25 @@ def job(number, seconds=None, **columns):
                     **columns)
 
 
-def test_fine_tunes_that_took_longer_than_advised_correct_the_others(monkeypatch):
-    monkeypatch.setattr(predictions.worker, "call", lambda *_, **__: {"chip": (10.0, "as advised")})
-    monkeypatch.setattr(inventory, "processor", lambda slot: ("cpu", "chip"))
-    known, first, second = predictions.Predictions([CPU]), job(1, 1), job(2, 1)
-    assert known.seconds(first, "cpu") == 600
+def test_a_fine_tune_is_predicted_by_the_cost_models_until_it_ran(monkeypatch):
+    answers = iter([{"chip": (10.0, "as advised")}, RuntimeError("no such layer")])
+
+    def call(*_, **__):
+        if isinstance(answer := next(answers), Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(predictions.worker, "call", call)
+    monkeypatch.setattr(inventory, "processor", lambda device_type: ("cpu", "chip"))
+    known, first, second = predictions.Predictions(), job(1, 1), job(2, 1)
+    known.know([CPU])
     for one in (first, second):
+        assert known.needs_advice(one)
         known.advise(one)
-    assert known.seconds(second, "cpu") == 20 and "as advised, with 10 s to start" in known.placement(second, "cpu")
+    assert known.seconds(first, "cpu") == 20 and "as advised, with 10 s to start" in known.placement(first, "cpu")
+    assert "a guess: RuntimeError: no such layer" in known.placement(second, "cpu")
     known.learn(first, "cpu", 25.0)
-    assert known.seconds(first, "cpu") == known.seconds(second, "cpu") == 25
-    assert "times 1.25 as 1 other fine-tunes took there" in known.placement(second, "cpu")
+    assert known.seconds(first, "cpu") == 25 and not known.needs_advice(first)
 
 
 def test_a_fine_tune_is_predicted_by_its_steps_and_evaluations(home):

@@ -100,7 +100,7 @@ def papermill(folder, *words, **how):
 
 
 def test_measuring_in_the_notebooks_folder_gives_the_notebook_and_the_csv(tmp_path):
-    """From other folders agents and runs of jobs do so (test_agents, test_campaign)."""
+    """From other folders runs of jobs do so (test_execute, test_campaign)."""
     papermill(tmp_path, "02_profile.ipynb", tmp_path / "out.ipynb", *"-p workload W6 -p iters 5 -p device cpu".split(),
               cwd=paths.NOTEBOOKS)
     assert (tmp_path / "data/profiles/run_W6_organmnist3d_cnn3d_cpu_train.csv").is_file()

@@ -28,6 +28,7 @@ def _dashboard(options: argparse.Namespace) -> None:
 
     from lib import paths
     from lib.dashboard import access, api, app, configurations, database, runner
+    from lib.finetune import tracking
     from lib.schedule.run.database import AWAY
 
     if missing := [path for path in options.data_root if not path.is_dir()]:
@@ -35,8 +36,12 @@ def _dashboard(options: argparse.Namespace) -> None:
     configurations.data_roots[:] = [path.resolve() for path in options.data_root]
     token, token_file = access.read_token(paths.DATA / "dashboard")
     rows = database.Database()
-    queue = runner.Runner(rows)
-    mlflow_url = f"http://{LOOPBACK}:{options.mlflow_port}" if options.mlflow_port else ""
+    queue = runner.Runner(rows, options.ray)
+    store = tracking.store_uri()
+    if store.startswith("http"):  # somebody serves it already
+        mlflow_url, options.mlflow_port = store.rstrip("/"), 0
+    else:
+        mlflow_url = f"http://{LOOPBACK}:{options.mlflow_port}" if options.mlflow_port else ""
     board = api.Board(rows, queue, token, mlflow_url)
     if options.demo:
         _add_demo(board)
@@ -50,10 +55,11 @@ def _dashboard(options: argparse.Namespace) -> None:
         print(f"{url}  (token: {token_file or 'DASHBOARD_TOKEN'})", flush=True)
         if sys.stdout.isatty():  # for a person, and in no log
             print(f"log in: {url}/login?token={quote(token, safe='')}", flush=True)
-        server = uvicorn.Server(uvicorn.Config(app.create_app(board), log_level="warning", access_log=False,
-                                               timeout_graceful_shutdown=3))
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # uvicorn raises it again
-        server.run(sockets=[listener])
+        config = uvicorn.Config(app.create_app(board), log_level="warning", access_log=False,
+                                timeout_graceful_shutdown=3)
+        # uvicorn raises it again at its end
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 def _add_demo(board) -> None:
@@ -61,19 +67,23 @@ def _add_demo(board) -> None:
     from lib.dashboard import api, bodies, tables
 
     with contextlib.suppress(tables.ConflictError):
-        api.add_project(board, bodies.ProjectIn(name="demo", description="Small runs to try things with"))
+        api.add_project(board, bodies.ProjectIn(name="demo", description="Small runs to try"))
     (project,) = board.database.rows(tables.Project, name="demo")
     for name, config in DEMO_CONFIGS.items():
         with contextlib.suppress(tables.ConflictError):
-            api.add_config(board, bodies.ConfigIn(project_id=project.id, name=name, config_json=config))
+            api.add_config(board, bodies.ConfigIn(
+                project_id=project.id, name=name, config_json=config))
 
 
 def _listening(host: str, port: int, name: str) -> socket.socket:
-    """Return a socket that listens; InputError where the port is taken, or the host is not this machine's."""
+    """Return a socket that listens; InputError where the port is taken or the host is another's."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        return socket.create_server((host, port), family=family)
     except OSError as error:
-        why = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be listened on ({error.strerror})"
+        why = f"cannot be listened on ({error.strerror})"
+        if error.errno == errno.EADDRINUSE:
+            why = "is taken"
         raise InputError(f"port {port} of {host} {why}; name another port with {name}, "
                          "or another address with --host") from None
 
@@ -94,7 +104,8 @@ def _mlflow(port: int) -> Iterator[None]:
     with (folder / "server.log").open("w") as log:
         server = subprocess.Popen(
             [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", tracking.store_uri(),
-             "--host", LOOPBACK, "--port", str(port), "--workers", "1"], cwd=folder, stdout=log, stderr=log,
+             "--host", LOOPBACK, "--port", str(port), "--workers", "1"],
+            cwd=folder, stdout=log, stderr=log,
             env=environment | {"MLFLOW_DISABLE_TELEMETRY": "true"},
             preexec_fn=executed_notebooks.end_with_parent)  # noqa: PLW1509 - no threads yet
     try:
@@ -106,13 +117,18 @@ def _mlflow(port: int) -> Iterator[None]:
 
 def add(verbs) -> None:
     """Add the verb."""
-    add_verb(verbs, _dashboard, "dashboard", "a server of projects, configurations and runs, with pages and a REST API",
-             option("--port", "port (default 8000; 0: any that is free)", whole(0, 65_535), 8000),
-             option("--host", f"address to listen on (default {LOOPBACK}: this machine alone)", default=LOOPBACK),
-             option("--mlflow-port", "port of MLflow's pages, for this machine alone (default 5000; 0: without)",
-                    whole(0, 65_535), 5000),
-             option("--data-root", "a folder outside of the repository whose images configs may name; may be "
-                    "given several times", a_path, [], action="append", metavar="DIR"),
-             flag("--demo", "with a project to try things with"),
-             epilog="The token is DASHBOARD_TOKEN, or kept in data/dashboard/token; the database is "
-                    "DASHBOARD_DB_URL, or data/dashboard/dashboard.db.")
+    add_verb(
+        verbs, _dashboard, "dashboard",
+        "a server of projects, configurations and runs, with pages and a REST API",
+        option("--port", "port (default 8000; 0: any that is free)", whole(0, 65_535), 8000),
+        option("--host", f"address to listen on (default {LOOPBACK}: this machine alone)",
+               default=LOOPBACK),
+        option("--mlflow-port", "port of MLflow's pages, for this machine alone (default 5000; 0: "
+               "without)", whole(0, 65_535), 5000),
+        option("--ray", "place runs on the nodes of this Ray cluster: HOST:PORT of its head, or "
+               "auto (default: on this machine)", default="", metavar="ADDRESS"),
+        option("--data-root", "a folder outside of the repository whose images configs may name; "
+               "may be given several times", a_path, [], action="append", metavar="DIR"),
+        flag("--demo", "with a project to try things with"),
+        epilog="The token is DASHBOARD_TOKEN, or kept in data/dashboard/token; the database is "
+               "DASHBOARD_DB_URL, or data/dashboard/dashboard.db.")

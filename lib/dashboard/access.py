@@ -18,16 +18,18 @@ from lib.errors import InputError
 COOKIE = "dashboard"
 _AGE_S = 30 * 86_400
 _SAFE = ("GET", "HEAD", "OPTIONS")
-HEADERS = {"Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+HEADERS = {"Content-Security-Policy": "default-src 'none'; script-src 'self'; "
+           "style-src 'self'; img-src 'self' data:; "
            "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
-           "X-Content-Type-Options": "nosniff", "Referrer-Policy": "same-origin", "X-Frame-Options": "DENY",
+           "X-Content-Type-Options": "nosniff", "Referrer-Policy": "same-origin",
+           "X-Frame-Options": "DENY",
            "Cache-Control": "no-store"}
 
 
 def read_token(folder: Path) -> tuple[str, Path | None]:
-    """Return the token and the file that keeps it: DASHBOARD_TOKEN, else a file in ``folder`` that only its owner can read.
+    """Return the token and its file: DASHBOARD_TOKEN, else a file in ``folder``, made if missing.
 
-    A missing file is made. Raises InputError for a token that is too short, or that no header can hold.
+    Only its owner can read the file. Raises InputError for a token that is too short.
     """
     token, path = os.environ.get("DASHBOARD_TOKEN"), None
     if token is None:
@@ -38,17 +40,18 @@ def read_token(folder: Path) -> tuple[str, Path | None]:
             path.chmod(files.PRIVATE)
             token = path.read_text(encoding="utf-8", errors="replace").strip()
     if not re.fullmatch(r"[!-~]{16,200}", token):
-        raise InputError(f"{path or 'DASHBOARD_TOKEN'}: a token is of 16 to 200 letters, digits and signs, without spaces")
+        raise InputError(f"{path or 'DASHBOARD_TOKEN'}: a token is of 16 to 200 letters, digits "
+                         "and signs, without spaces")
     return token, path
 
 
 def same(given: str, secret: str) -> bool:
-    """Return whether a given text is the secret, in a time that does not depend on where they differ."""
+    """Return whether a text is the secret, in a time that does not tell where they differ."""
     return hmac.compare_digest(given.encode(errors="surrogateescape"), secret.encode())
 
 
 def cookie(token: str) -> str:
-    """Return the cookie of a browser that knows the token: its end and a signature; not the token."""
+    """Return the cookie of a browser that knows the token: its end and a signature."""
     return _signed(token, int(time.time()) + _AGE_S)
 
 
@@ -58,14 +61,15 @@ def _signed(token: str, until: int | str) -> str:
 
 def set_cookie(response: Response, token: str, secure: bool) -> None:
     """Give a browser the cookie: no script reads it, no other site sends it."""
-    response.set_cookie(COOKIE, cookie(token), max_age=_AGE_S, httponly=True, samesite="strict", secure=secure)
+    response.set_cookie(COOKIE, cookie(token), max_age=_AGE_S, httponly=True, samesite="strict",
+                        secure=secure)
 
 
 async def gate(token: str, request: Request, call_next: RequestResponseEndpoint) -> Response:
-    """Let requests with the token pass: the API by Authorization: Bearer, pages by the cookie, changes by pages of this site.
+    """Let requests with the token pass: the API by Authorization: Bearer, pages by the cookie.
 
-    All others are refused here: 401, or for a page a redirect to /login; 403 for a form of another site. Answers get headers
-    that keep a browser from running, framing or caching them, where they have none of their own.
+    All others are refused: 401, or for a page a redirect to /login; 403 for a form of another site.
+    Answers get headers that keep a browser from running, framing or caching them.
     """
     answer = _refusal(token, request) or await call_next(request)
     for name, value in HEADERS.items():
@@ -79,14 +83,15 @@ def _refusal(token: str, request: Request) -> Response | None:
         kind, _, given = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and same(given.strip(), token):
             return None
-        return JSONResponse({"detail": "the token is missing or wrong; send it as Authorization: Bearer TOKEN"}, 401,
-                            {"WWW-Authenticate": "Bearer"})
+        line = "the token is missing or wrong; send it as Authorization: Bearer TOKEN"
+        return JSONResponse({"detail": line}, 401, {"WWW-Authenticate": "Bearer"})
     value = request.cookies.get(COOKIE, "")
     until = value.partition(".")[0]
     logged_in = same(value, _signed(token, until)) and int(until) > time.time()
     if not logged_in and path != "/login" and not path.startswith("/static/"):
         return RedirectResponse(f"/login?next={quote(path)}", 303)
     # browsers say where a form that changes something comes from
-    if request.method not in _SAFE and headers.get("origin", "").partition("://")[2] != headers.get("host"):
-        return PlainTextResponse("this form was sent by another site; open the page here and try again\n", 403)
+    origin = headers.get("origin", "").partition("://")[2]
+    if request.method not in _SAFE and origin != headers.get("host"):
+        return PlainTextResponse("this form was sent by another site; open the page here\n", 403)
     return None

@@ -1,4 +1,4 @@
-"""The predicted time of a fine-tune: the seconds of its steps and evaluations. Called in a separate process."""
+"""The predicted seconds of the steps and evaluations of a fine-tune; for a process of its own."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,12 +8,13 @@ from lib.config.base import build
 from lib.errors import InputError
 
 
-def advise(config: Mapping[str, Any], processors: Sequence[tuple[str, str]]) -> dict[str, tuple[float, str]]:
-    """Return by processor the seconds of a config's training steps and evaluated batches, and the source of the prediction.
+def advise(config: Mapping[str, Any],
+           processors: Sequence[tuple[str, str]]) -> dict[str, tuple[float, str]]:
+    """Return by processor the seconds of training steps and evaluated batches, and their source.
 
-    ``processors`` are (``cpu`` or ``cuda``, the driver's name for it); those without a cost model are left out. A network is
-    built from its config, without weights. A step includes loader, copy, forward, backward and optimizer; starting and saving
-    are not included. Raises InputError where data or network are missing here.
+    ``processors`` are (``cpu`` or ``cuda``, name); those without a cost model are left out. A step
+    includes loader, copy, forward, backward and optimizer; starting and saving are not included.
+    Raises InputError where data or network are missing here.
     """
     from lib.finetune import data, models
     from lib.finetune.config import TrainConfig
@@ -23,20 +24,24 @@ def advise(config: Mapping[str, Any], processors: Sequence[tuple[str, str]]) -> 
     names, facts = data.names_and_facts(checked)
     network = models.network(checked, facts)
     opened = data.open_data(checked, network.inputs, names)
-    batches = {split: math.ceil(len(indices) / checked.batch_size) for split, indices in opened.indices.items()}
-    counts = {"train": batches["train"] * checked.epochs, "infer": batches["val"] * checked.epochs + batches.get("test", 0)}
-    loops = {kind: models.captured(checked, device_type=kind) for kind in sorted({kind for kind, _ in processors})}
+    batches = {split: math.ceil(len(indices) / checked.batch_size)
+               for split, indices in opened.indices.items()}
+    counts = {"train": batches["train"] * checked.epochs,
+              "infer": batches["val"] * checked.epochs + batches.get("test", 0)}
+    kinds = sorted({kind for kind, _ in processors})
+    loops = {kind: models.captured(checked, device_type=kind) for kind in kinds}
     advised = {}
     for kind, name in processors:
         try:
-            predictor = registry.predictor("cpu" if kind == "cpu" else registry.vendor_of(name), checked.precision)
+            vendor = "cpu" if kind == "cpu" else registry.vendor_of(name)
+            predictor = registry.predictor(vendor, checked.precision)
         except InputError:
             continue
         if predictor is None:  # a CPU without a model of this element type
             continue
         steps = {mode: loops[kind].step(predictor, mode) for mode in counts}
         ms = {mode: step.predicted_ms for mode, step in steps.items()}
-        words = (f"{counts['train']:,} steps of {ms['train']:,.3g} ms, {counts['infer']:,} evaluated batches of "
-                 f"{ms['infer']:,.3g} ms, {predictor.source(steps['train'].passes)}")
+        words = (f"{counts['train']:,} steps of {ms['train']:,.3g} ms, {counts['infer']:,} "
+                 f"evaluated batches of {ms['infer']:,.3g} ms, {predictor.source(steps['train'].passes)}")
         advised[name] = sum(counts[mode] * ms[mode] for mode in counts) / 1e3, words
     return advised

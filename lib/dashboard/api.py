@@ -121,7 +121,8 @@ def allocate_gpu(board: Here, agent_id: RowId, index: GpuIndex,
     """Reserve a card, so that no run is placed on it, or release it."""
     reserved = change == "reserve"
     with board.database.writing() as session:
-        gpu = session.scalar(select(db.Gpu).filter_by(agent_id=agent_id, index=index).with_for_update())
+        wanted = select(db.Gpu).filter_by(agent_id=agent_id, index=index)
+        gpu = session.scalar(wanted.with_for_update())
         if gpu is None:
             raise NotFoundError(f"agent {agent_id} has no GPU {index}")
         if gpu.is_allocated == reserved:
@@ -143,7 +144,7 @@ def add_config(board: Here, body: bodies.ConfigIn) -> Row:
             project_id=body.project_id, name=body.name)).all()
         for config in earlier:
             if config.config_hash == checked.digest:
-                raise ConflictError(f"{body.name} has this content already: version {config.version}")
+                raise ConflictError(f"{body.name} has this content: it is version {config.version}")
         config = db.TrainConfig(
             project_id=body.project_id, group_id=body.group_id, name=body.name, kind=checked.kind,
             config_json=checked.values, config_hash=checked.digest, version=len(earlier) + 1)
@@ -152,15 +153,17 @@ def add_config(board: Here, body: bodies.ConfigIn) -> Row:
 
 
 @api.get("/configs/project/{project_id}", tags=["configs"])
-def list_configs(board: Here, project_id: RowId, limit: Limit = 100, offset: Offset = 0) -> list[Row]:
+def list_configs(board: Here, project_id: RowId, limit: Limit = 100,
+                 offset: Offset = 0) -> list[Row]:
     """Return the configurations of a project, the newest first."""
     board.database.get(db.Project, project_id)
-    return _dicts(board.database.rows(db.TrainConfig, limit=limit, offset=offset, project_id=project_id))
+    return _dicts(board.database.rows(db.TrainConfig, limit=limit, offset=offset,
+                                      project_id=project_id))
 
 
 @api.post("/configs/{config_id}/validate", tags=["configs"])
 def validate_config(board: Here, config_id: RowId) -> Row:
-    """Check a saved configuration again; return ``valid`` and the ``errors`` by field."""
+    """Check a saved configuration again; return whether it is valid, and errors by field."""
     try:
         configurations.check_config(board.database.get(db.TrainConfig, config_id).config_json)
     except FieldsError as error:
@@ -176,29 +179,33 @@ def queue_run(board: Here, config_id: RowId, body: bodies.RunIn) -> Row:
     config = board.database.get(db.TrainConfig, config_id)
     checked = configurations.check_config(config.config_json)
     with board.database.writing() as session:
-        types = inventory.device_types(session, body.agent_id, body.gpu_indices)
-        run = db.Run(project_id=config.project_id, config_id=config.id, name=_next_name(session, config),
-                     folder=str(_new_folder(config, checked).relative_to(paths.DATA)), agent_id=body.agent_id,
-                     gpu_indices=body.gpu_indices, **checked.facts)
+        types = inventory.allowed_types(session, body.agent_id, body.gpu_indices)
+        folder = _new_folder(config, checked)
+        run = db.Run(project_id=config.project_id, config_id=config.id,
+                     name=_next_name(session, config), folder=str(folder.relative_to(paths.DATA)),
+                     agent_id=body.agent_id, gpu_indices=body.gpu_indices, **checked.facts)
         session.add(run)
         session.flush()
         if body.enqueue:
-            session.add(_job(run.id, config, outputs.folder_of(run), body.priority, types))
+            session.add(_job(run.id, config, folder, body.priority, types))
         else:
             run.state_by_hand = db.QUEUED
     return board.database.get(db.Run, run.id).as_dict()
 
 
-def _job(run_id: str, config: db.TrainConfig, folder: Path, priority: int, types: list[str] | None) -> QueueJob:
+def _job(run_id: str, config: db.TrainConfig, folder: Path, priority: int,
+         types: list[str] | None) -> QueueJob:
     """Return a run as a job of the queue."""
     values = config.config_json
-    job = QueueJob(job_id=run_id, job_class=config.config_hash, priority=priority, device_types=types,
-                   arrival_s=time.time(), status=db.PREDICTING)
+    job = QueueJob(job_id=run_id, job_class=config.config_hash, priority=priority,
+                   device_types=types, arrival_s=time.time(), status=db.PREDICTING)
     if config.kind == "notebook":
-        job.task, job.arguments = NOTEBOOK, {"path": values["notebook"], "parameters": values["parameters"],
-                                             "out": str(folder / Path(values["notebook"]).name)}
+        job.task = NOTEBOOK
+        job.arguments = {"path": values["notebook"], "parameters": values["parameters"],
+                         "out": str(folder / Path(values["notebook"]).name)}
     else:
-        job.task, job.arguments = "lib.finetune.task:finetune", {"config": values, "folder": str(folder)}
+        job.task = "lib.finetune.task:finetune"
+        job.arguments = {"config": values, "folder": str(folder)}
         job.devices = values.get("devices", 1)
     return job
 
@@ -227,8 +234,8 @@ def list_runs(board: Here, limit: Limit = 100, offset: Offset = 0, project_id: R
               group_id: RowId | None = None, state: Literal[db.STATES] | None = None) -> list[Row]:
     """Return runs, the newest first."""
     conditions = [db.in_state(state)] if state else []
-    runs = board.database.rows(db.Run, *conditions, limit=limit, offset=offset, project_id=project_id,
-                               group_id=group_id)
+    runs = board.database.rows(db.Run, *conditions, limit=limit, offset=offset,
+                               project_id=project_id, group_id=group_id)
     return [run.as_dict() | outputs.progress(run) for run in runs]
 
 
@@ -260,9 +267,11 @@ def cancel_run(board: Here, run_id: RowId) -> Row:
     run = board.database.get(db.Run, run_id)
     if run.job is None:
         return _move_by_hand(board, run_id, db.CANCELLED)
-    waits = update(QueueJob).where(QueueJob.job_id == run_id, QueueJob.status.in_(db.STATUSES[db.QUEUED]))
+    waits = update(QueueJob).where(QueueJob.job_id == run_id,
+                                   QueueJob.status.in_(db.STATUSES[db.QUEUED]))
+    ended = waits.values(status=db.CANCELLED, cancel=True, end_s=time.time())
     with board.database.writing() as session:
-        cancelled = session.execute(waits.values(status=db.CANCELLED, cancel=True, end_s=time.time())).rowcount
+        cancelled = session.execute(ended).rowcount
     if not cancelled and not board.database.queue.cancel(run_id):
         raise ConflictError(f"the run is {get_run(board, run_id)['state']} already")
     return get_run(board, run_id)
@@ -287,8 +296,8 @@ def _move_by_hand(board: Board, run_id: str, state: str, reason: str = "") -> Ro
             raise ConflictError("the run is in the queue, and its state is what its worker says; "
                                 "only cancel changes it")
         if state not in (possible := db.STEPS_BY_HAND.get(run.state, ())):
-            raise ConflictError(f"the run is {run.state}, which leads to {choices(possible) or 'no other state'}; "
-                                f"not to {state}")
+            leads = choices(possible) or "no other state"
+            raise ConflictError(f"the run is {run.state}, which leads to {leads}; not to {state}")
         run.state_by_hand, run.reason_by_hand = state, reason
         if state == db.RUNNING:
             run.started_by_hand_at = db.now()
@@ -302,15 +311,17 @@ def reorder_run(board: Here, run_id: RowId, body: bodies.PriorityIn) -> Row:
     """Give a waiting run another priority."""
     run = board.database.get(db.Run, run_id)
     if run.job is None or run.state != db.QUEUED:
-        raise ConflictError(f"only a run that waits in the queue has a place there; this one is {run.state}")
+        raise ConflictError(f"only a run that waits has a place in the queue; it is {run.state}")
     with board.database.writing() as session:
-        session.execute(update(QueueJob).where(QueueJob.job_id == run_id).values(priority=body.priority))
+        job = update(QueueJob).where(QueueJob.job_id == run_id)
+        session.execute(job.values(priority=body.priority))
     return get_run(board, run_id)
 
 
 @api.get("/runs/{run_id}/logs", tags=["runs"])
-def list_log_lines(board: Here, run_id: RowId, after: Offset = 0, limit: whole(1, 10_000) = 1000) -> list[Row]:
-    """Return lines of a run's log, those after number ``after``; ``n`` counts from 1."""
+def list_log_lines(board: Here, run_id: RowId, after: Offset = 0,
+                   limit: whole(1, 10_000) = 1000) -> list[Row]:
+    """Return lines of a run's log, those after a number; they count from 1."""
     lines = outputs.log_lines(board.database.get(db.Run, run_id), after, limit)
     return [{"n": n, "line": line} for n, line in enumerate(lines, after + 1)]
 

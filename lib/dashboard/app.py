@@ -1,4 +1,4 @@
-"""The dashboard as one ASGI application: the gate, the API, the pages, and how errors are answered."""
+"""The dashboard as one ASGI application: the gate, the API, the pages, and answers to errors."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -32,15 +32,15 @@ def create_app(board: Board, most_bytes: int = 1_000_000) -> FastAPI:
         finally:
             board.runner.close()
 
-    app = FastAPI(title="Dashboard", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
-                  openapi_url="/api/v1/openapi.json", max_body_size=most_bytes)
+    app = FastAPI(title="Dashboard", version=__version__, lifespan=lifespan, docs_url=None,
+                  redoc_url=None, openapi_url="/api/v1/openapi.json", max_body_size=most_bytes)
     app.state.board = board
     app.include_router(api)
     app.include_router(pages)
     app.mount("/static", StaticFiles(directory=FOLDER / "static"))
     app.middleware("http")(partial(gate, board.token))
-    for kind in (RequestValidationError, HTTPException, InputError, IntegrityError, DataError, OverflowError,
-                 *AWAY):
+    for kind in (RequestValidationError, HTTPException, InputError, IntegrityError, DataError,
+                 OverflowError, *AWAY):
         app.add_exception_handler(kind, _answer)
     return app
 
@@ -52,7 +52,8 @@ def _answer(request: Request, error: Exception) -> Response:
     status, line = _status_and_line(error)
     headers = {"Retry-After": "1"} if status == 503 else getattr(error, "headers", None)
     if request.url.path.startswith("/api/"):
-        return JSONResponse({"detail": line, "errors": getattr(error, "errors", {})}, status, headers)
+        content = {"detail": line, "errors": getattr(error, "errors", {})}
+        return JSONResponse(content, status, headers)
     return render(request, "error.html", status, headers, line=line, code=status)
 
 

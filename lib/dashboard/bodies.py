@@ -98,7 +98,7 @@ class GpuIn(Body):
 
 
 class ConfigIn(Body):
-    """A new configuration: the fields of a TrainConfig, or ``{"notebook": ..., "parameters": {}}``."""
+    """A new configuration: a TrainConfig, or ``{"notebook": ..., "parameters": {}}``."""
 
     project_id: RowId
     group_id: RowId | None = None

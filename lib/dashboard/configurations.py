@@ -47,7 +47,7 @@ def pasted(text: str) -> dict[str, Any]:
 
 
 def check_config(values: Mapping[str, Any]) -> Checked:
-    """Check a configuration of a fine-tune or of a notebook; FieldsError names every wrong field."""
+    """Check a configuration of a fine-tune or a notebook; FieldsError names every wrong field."""
     return _check_notebook(values) if "notebook" in values else _check_finetune(values)
 
 

@@ -1,4 +1,4 @@
-"""The database of the dashboard, SQLite or PostgreSQL: transactions, rows that are read and added."""
+"""The database of the dashboard, SQLite or PostgreSQL: transactions, reading and adding rows."""
 
 import os
 from collections.abc import Iterator
@@ -23,16 +23,18 @@ class Database:
         """Open it and make missing tables; ``wait_s`` is the longest wait for a lock."""
         url = url or os.environ.get("DASHBOARD_DB_URL")
         self.engine = open_engine(url or paths.DATA / "dashboard/dashboard.db", wait_s)
-        where = self.engine.url.render_as_string(hide_password=True).removeprefix("sqlite:///file%3A")
-        where = where.partition("?")[0]
+        where = self.engine.url.render_as_string(hide_password=True)
+        where = where.removeprefix("sqlite:///file%3A").partition("?")[0]
         try:
             db.Base.metadata.create_all(self.engine)
             existing = sa.inspect(self.engine).get_multi_columns()
         except exc.DatabaseError as error:
-            raise InputError(f"{where} cannot be used as a database: {one_line(error.orig)}") from None
-        found = {(table, column["name"]) for (_, table), columns in existing.items() for column in columns}
-        missing = [str(column) for table in db.Base.metadata.tables.values() for column in table.columns
-                   if (table.name, column.name) not in found]
+            reason = one_line(error.orig)
+            raise InputError(f"{where} cannot be used as a database: {reason}") from None
+        found = {(table, column["name"]) for (_, table), columns in existing.items()
+                 for column in columns}
+        missing = [str(column) for table in db.Base.metadata.sorted_tables
+                   for column in table.columns if (table.name, column.name) not in found]
         if missing:
             raise InputError(f"{where} is of an older version, without {choices(missing)}; name a "
                              "new database in DASHBOARD_DB_URL, or move this one away")
@@ -56,7 +58,7 @@ class Database:
 
     def rows(self, table: type[db.TableRow], *conditions: Any, limit: int = 500, offset: int = 0,
              **values: Any) -> list[Any]:
-        """Return a page of rows, the newest first; ``values`` are what columns must be, if not None."""
+        """Return rows, the newest first; ``values`` are what columns must be, if not None."""
         wanted = {name: value for name, value in values.items() if value is not None}
         chosen = sa.select(table).where(*conditions).filter_by(**wanted)
         chosen = chosen.order_by(table.created_at.desc(), table.id).limit(limit).offset(offset)

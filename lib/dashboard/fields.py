@@ -63,7 +63,7 @@ def _json_column(value: Any) -> Any:
     try:
         text = json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except ValueError:
-        raise ValueError("holds NaN, an infinite number or half characters, unknown to JSON") from None
+        raise ValueError("holds NaN, an infinite number or half characters") from None
     if len(text) > MAX_CHARACTERS or b"\\u0000" in text or _depth(value) > MAX_DEPTH:
         raise ValueError(f"must be of at most {MAX_CHARACTERS} characters and {MAX_DEPTH} levels, "
                          "without NUL")

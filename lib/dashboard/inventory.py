@@ -1,4 +1,4 @@
-"""The inventory: the slots of this machine, or of the nodes of a cluster, and their cards."""
+"""The inventory: the slots of this machine or of a Ray cluster, and the cards of this machine."""
 
 import platform
 from collections.abc import Sequence
@@ -7,31 +7,43 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from lib.dashboard import tables as db
+from lib.errors import choices
 from lib.schedule.run.slots import Slot
 
 CARD = "cuda:"
 
 
-def processor(slot: Slot) -> tuple[str, str]:
-    """Return the kind of a slot's processor, ``cpu`` or ``cuda``, and its name."""
+def device_type(slot_name: str) -> str:
+    """Return the device type in a slot's name: ``cpu`` of ``cpu[0-1]``."""
+    return slot_name.partition("[")[0]
+
+
+def processor(kind: str) -> tuple[str, str]:
+    """Return ``cpu`` or ``cuda``, and the name of a device type's processor.
+
+    CPUs of other nodes are taken to be like this one.
+    """
     from lib.measure import machine
 
-    facts = machine.own_hardware(slot.name if slot.name.startswith(CARD) else "cpu")
-    return ("cuda", facts["name"]) if slot.name.startswith(CARD) else ("cpu", facts["cpu"])
+    name, on_node, _ = kind.partition("@")
+    if not name.startswith("cuda"):
+        return "cpu", machine.hardware()["cpu"]
+    return "cuda", name.removeprefix(CARD) if on_node else machine.own_hardware(name)["name"]
 
 
 def save(session: Session, slots: Sequence[Slot]) -> None:
-    """Write the machines of slots and the cards of this machine into the inventory."""
-    here = platform.node()[:100] or "this machine"
-    names = {slot.node or here for slot in slots}
-    for name in names:
-        agent = session.scalar(select(db.Agent).filter_by(name=name)) or db.Agent(name=name, gpus=[])
-        session.add(agent)
+    """Write the machines of slots into the inventory, and the cards of this machine."""
+    here, machines = platform.node()[:100] or "this machine", {}
+    for slot in slots:
+        node = device_type(slot.name).partition("@")[2]
+        machines.setdefault(node or here, []).append(slot)
+    for name, own in machines.items():
+        known = session.scalar(select(db.Agent).filter_by(name=name))
+        session.add(agent := known or db.Agent(name=name, gpus=[]))
         agent.manual, agent.host, agent.last_heartbeat_at = False, name, db.now()
-        own = [slot for slot in slots if (slot.node or here) == name]
         agent.slots = [slot.name for slot in own]
         if name == here:
-            _save_cards(agent, own)
+            _save_cards(agent, [slot for slot in own if slot.name.startswith(CARD)])
 
 
 def _save_cards(agent: db.Agent, slots: Sequence[Slot]) -> None:
@@ -39,8 +51,6 @@ def _save_cards(agent: db.Agent, slots: Sequence[Slot]) -> None:
 
     cards = {gpu.index: gpu for gpu in agent.gpus}
     for slot in slots:
-        if not slot.name.startswith(CARD):
-            continue
         index, facts = int(slot.name.removeprefix(CARD)), machine.own_hardware(slot.name)
         if index not in cards:
             cards[index] = db.Gpu(index=index)
@@ -51,13 +61,14 @@ def _save_cards(agent: db.Agent, slots: Sequence[Slot]) -> None:
 
 
 def reserved(session: Session) -> set[str]:
-    """Return the names of the slots of this machine whose cards are reserved."""
+    """Return the names of the slots whose cards are reserved."""
     cards = select(db.Gpu).join(db.Agent).where(db.Gpu.is_allocated, db.Agent.manual.is_(False))
     return {f"{CARD}{gpu.index}" for gpu in session.scalars(cards)}
 
 
-def device_types(session: Session, agent_id: str | None, gpu_indices: Sequence[int]) -> list[str] | None:
-    """Return the device types that a run may have, None for any; ConflictError where there are none."""
+def allowed_types(session: Session, agent_id: str | None,
+                  gpu_indices: Sequence[int]) -> list[str] | None:
+    """Return the device types that a run may have (None: any); ConflictError if there are none."""
     agents = select(db.Agent).where(db.Agent.manual.is_(False))
     if agent_id is not None:
         db.get(session, db.Agent, agent_id)
@@ -65,10 +76,10 @@ def device_types(session: Session, agent_id: str | None, gpu_indices: Sequence[i
     elif not gpu_indices:
         return None
     slots = [name for agent in session.scalars(agents) for name in agent.slots]
-    allowed = {name.partition("[")[0] for name in slots}
+    allowed = {device_type(name) for name in slots}
     if gpu_indices:
         allowed &= {f"{CARD}{index}" for index in gpu_indices}
     if not allowed:
-        raise db.ConflictError("no run is placed there: the machine was entered by hand, or it has no such "
-                               f"GPU; slots: {', '.join(slots) or 'none'}")
+        raise db.ConflictError("no run is placed there: the machine was entered by hand, or has no "
+                               f"such GPU; slots there: {choices(slots) or 'none'}")
     return sorted(allowed)

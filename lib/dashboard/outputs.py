@@ -64,7 +64,7 @@ def log_tail(run: db.Run) -> str:
 
 
 def history(run: db.Run) -> pd.DataFrame:
-    """Return step, epoch, name and value of what the run has reported; a torn last line is left out."""
+    """Return step, epoch, name and value of what the run has reported, without a torn line."""
     columns, path = ["step", "epoch", "name", "value"], folder_of(run) / HISTORY
     if not path.exists() or not path.stat().st_size:
         return pd.DataFrame(columns=columns)
@@ -72,7 +72,7 @@ def history(run: db.Run) -> pd.DataFrame:
 
 
 def progress(run: db.Run) -> dict[str, float | int | None]:
-    """Return ``epoch``, ``step`` and ``best_value`` of a run so far; None before it has reported any."""
+    """Return ``epoch``, ``step`` and ``best_value`` of a run so far, None before any report."""
     rows, found = history(run), {"epoch": None, "step": None, "best_value": None}
     if len(rows):
         found["epoch"], found["step"] = int(rows["epoch"].iloc[-1]), int(rows["step"].iloc[-1])
@@ -88,7 +88,8 @@ def charts(run: db.Run) -> list[Chart]:
     metric = run.monitor_metric.partition("_")[2]
     titles = {"loss": rows["name"].str.endswith("loss")}
     if metric and metric != "loss":
-        titles[metric] = rows["name"].isin([f"{split}/{metric}" for split in ("train", "val", "test")])
+        names = [f"{split}/{metric}" for split in ("train", "val", "test")]
+        titles[metric] = rows["name"].isin(names)
     return [_chart(title, rows[chosen]) for title, chosen in titles.items() if chosen.any()]
 
 
@@ -101,7 +102,7 @@ def _chart(title: str, rows: pd.DataFrame) -> Chart:
     for name, part in rows.assign(x=x, y=y).groupby("name", sort=False):
         stride = -(-len(part) // MAX_POINTS)
         shown = pd.concat([part.iloc[:-1:stride], part.iloc[-1:]])
-        points = " ".join(f"{at:.2f},{value:.2f}" for at, value in zip(shown["x"], shown["y"], strict=True))
+        points = " ".join(f"{row.x:.2f},{row.y:.2f}" for row in shown.itertuples())
         curves.append(Curve(name, points, float(part["value"].iloc[-1])))
     return Chart(title, curves, first, last, low, high)
 
@@ -116,7 +117,7 @@ def mlflow_run(run: db.Run) -> str:
 
 
 def files_of(run: db.Run) -> dict[str, list[tuple[str, int]]]:
-    """Return the files of a run by their kind: each with its path within the folder and its size."""
+    """Return the files of a run by their kind: each with its path in the folder and its size."""
     groups: dict[str, list[tuple[str, int]]] = {kind: [] for kind in (*GROUPS.values(), OTHERS)}
     for path in sorted(folder_of(run).rglob("*"))[:MAX_FILES]:
         try:

@@ -44,7 +44,9 @@ def _moment(at_s: float) -> str:
 
 def _taken(run: db.Run) -> float | None:
     """Return the seconds of a run's last attempt, until now while it runs; None while it waits."""
-    return ((run.finished_at or db.now()) - run.started_at).total_seconds() if run.started_at else None
+    if not run.started_at:
+        return None
+    return ((run.finished_at or db.now()) - run.started_at).total_seconds()
 
 
 _environment = Environment(loader=FileSystemLoader(FOLDER / "templates"), undefined=StrictUndefined,
@@ -63,7 +65,8 @@ Form = Annotated[dict[str, str], Depends(_form)]
 pages = APIRouter(include_in_schema=False)
 
 
-def render(request: Request, template: str, status: int = 200, headers: Any = None, **facts: Any) -> Response:
+def render(request: Request, template: str, status: int = 200, headers: Any = None,
+           **facts: Any) -> Response:
     """Return a page."""
     return _templates.TemplateResponse(request, template, facts, status, headers)
 
@@ -94,7 +97,8 @@ def new_project(board: Here, form: Form) -> Response:
 # ------------------------------------------------------------------------------ configurations
 
 @pages.get("/web/projects/{project_id}/configs")
-def configs_page(request: Request, board: Here, project_id: RowId, source_id: RowId | None = None) -> Response:
+def configs_page(request: Request, board: Here, project_id: RowId,
+                 source_id: RowId | None = None) -> Response:
     """Show the configurations of a project; the form holds a copy of one, if named."""
     form = {}
     if source_id:
@@ -143,9 +147,10 @@ def runs_page(request: Request, board: Here, project_id: RowId, group_id: RowId 
                          group_id=group_id or None)
     waits = any(run.job and run.state == db.QUEUED for run in runs)
     plans = {row["job_id"]: row for row in api.get_schedule(board)} if waits else {}
-    return render(request, "runs.html", project=database.get(db.Project, project_id), runs=runs, plans=plans,
-                  progress={run.id: outputs.progress(run) for run in runs},
-                  groups=database.rows(db.Group, project_id=project_id), agents=database.rows(db.Agent),
+    return render(request, "runs.html", project=database.get(db.Project, project_id), runs=runs,
+                  plans=plans, progress={run.id: outputs.progress(run) for run in runs},
+                  groups=database.rows(db.Group, project_id=project_id),
+                  agents=database.rows(db.Agent),
                   configs=database.rows(db.TrainConfig, project_id=project_id), states=db.STATES,
                   chosen={"group_id": group_id, "state": state},
                   older=offset + MAX_ROWS if len(runs) == MAX_ROWS else None)
@@ -166,9 +171,11 @@ def run_page(request: Request, board: Here, run_id: RowId) -> Response:
         planned = next((row for row in api.get_schedule(board) if row["job_id"] == run_id), None)
     mlflow_run = outputs.mlflow_run(run)
     mlflow = f"{board.mlflow_url}/#/runs/{mlflow_run}" if board.mlflow_url and mlflow_run else ""
-    return render(request, "run.html", run=run, project=board.database.get(db.Project, run.project_id),
-                  planned=planned, ended=run.state in db.ENDS, progress=outputs.progress(run), charts=outputs.charts(run),
-                  log=outputs.log_tail(run), files=outputs.files_of(run), mlflow=mlflow)
+    project = board.database.get(db.Project, run.project_id)
+    return render(request, "run.html", run=run, project=project, planned=planned,
+                  ended=run.state in db.ENDS, progress=outputs.progress(run),
+                  charts=outputs.charts(run), log=outputs.log_tail(run), files=outputs.files_of(run),
+                  mlflow=mlflow)
 
 
 @pages.post(f"{RUN}/{{change}}")
@@ -190,16 +197,19 @@ def change_run(board: Here, run_id: RowId, form: Form,
 def whole_log(board: Here, run_id: RowId) -> Response:
     """Return the log of a run as text."""
     path = outputs.folder_of(board.database.get(db.Run, run_id)) / outputs.LOG
-    return FileResponse(path, media_type="text/plain; charset=utf-8") if path.is_file() else PlainTextResponse("")
+    if not path.is_file():
+        return PlainTextResponse("")
+    return FileResponse(path, media_type="text/plain; charset=utf-8")
 
 
 @pages.get(f"{RUN}/files/{{name:path}}")
 def run_file(board: Here, run_id: RowId, name: str) -> Response:
     """Return a file of a run's folder, a picture to be shown, all else to be saved."""
     path = outputs.file_of(board.database.get(db.Run, run_id), name)
-    picture = path.suffix == ".png"
-    return FileResponse(path, media_type="image/png" if picture else "application/octet-stream", filename=path.name,
-                        content_disposition_type="inline" if picture else "attachment",
+    kind, shown = "application/octet-stream", "attachment"
+    if path.suffix == ".png":
+        kind, shown = "image/png", "inline"
+    return FileResponse(path, media_type=kind, filename=path.name, content_disposition_type=shown,
                         headers={"Content-Security-Policy": "default-src 'none'; sandbox"})
 
 
@@ -208,7 +218,8 @@ def executed_notebook(request: Request, board: Here, run_id: RowId, name: str) -
     """Show an executed notebook, cleaned of what a browser would run."""
     run = board.database.get(db.Run, run_id)
     cells = executed_notebooks.read(outputs.file_of(run, name)).cells
-    return render(request, "notebook.html", run=run, name=name, body=executed_notebooks.cells_to_html(cells))
+    body = executed_notebooks.cells_to_html(cells)
+    return render(request, "notebook.html", run=run, name=name, body=body)
 
 
 # ------------------------------------------------------------------------------ agents, schedule
@@ -242,7 +253,8 @@ def refresh_agents(board: Here) -> Response:
 
 
 @pages.post("/web/agents/{agent_id}/gpus/{index}/{change}")
-def allocate_gpu(board: Here, agent_id: RowId, index: GpuIndex, change: Literal["reserve", "release"]) -> Response:
+def allocate_gpu(board: Here, agent_id: RowId, index: GpuIndex,
+                 change: Literal["reserve", "release"]) -> Response:
     """Reserve a card, or release it."""
     api.allocate_gpu(board, agent_id, index, change)
     return _go("/web/agents")
@@ -276,7 +288,7 @@ def schedule_chart(board: Here) -> Response:
     return Response(picture.getvalue(), media_type="image/png")
 
 
-# ------------------------------------------------------------------------------ login, description of the API
+# ------------------------------------------------------------------------------ login, API
 
 @pages.get("/login")
 def login_page(request: Request, next: str = "/", token: Annotated[str, Query()] = "") -> Response:
@@ -309,7 +321,8 @@ def log_out() -> Response:
 @pages.get("/docs")
 def docs_page(request: Request) -> Response:
     """Show the API: without scripts, and without a network."""
-    return render(request, "docs.html", api=request.app.openapi(), host=str(request.base_url).rstrip("/"))
+    host = str(request.base_url).rstrip("/")
+    return render(request, "docs.html", api=request.app.openapi(), host=host)
 
 
 @pages.get("/docs/openapi.json")

@@ -1,14 +1,19 @@
-"""How long a run takes on a device type: by earlier runs, by a budget, by cost models, or by a guess."""
+"""How long a run takes on a device type: by earlier runs, a budget, cost models, or a guess."""
 
-from collections import defaultdict, deque
 from collections.abc import Sequence
 from math import inf
-from statistics import median
 
 from lib.dashboard import advice, inventory
 from lib.errors import InputError, one_line
 from lib.measure import worker
-from lib.schedule.expected import GUESS_SIGMA, MODEL_SIGMA, EarlierRuns, Expected, budget, expected_s
+from lib.schedule.expected import (
+    GUESS_SIGMA,
+    MODEL_SIGMA,
+    EarlierRuns,
+    Expected,
+    budget,
+    expected_s,
+)
 from lib.schedule.run.jobs_file import NOTEBOOK
 from lib.schedule.run.queue import QueueJob
 from lib.schedule.run.slots import Slot
@@ -19,25 +24,23 @@ ADVICE_TIMEOUT_S = 60.0
 
 
 class Predictions:
-    """Predicted seconds of the jobs of a queue, learned from those that end; quick but for ``advise``."""
+    """Predicted seconds of jobs, learned from those that end; quick but for ``advise``."""
 
-    def __init__(self, slots: Sequence[Slot]):
-        self._processors = {slot.device_type: inventory.processor(slot) for slot in slots}
+    def __init__(self) -> None:
+        self._processors: dict[str, tuple[str, str]] = {}  # by device type
         self._earlier = EarlierRuns()
         self._advised: dict[str, dict[str, tuple[float, str]]] = {}  # by job class and processor
-        self._factors = defaultdict(lambda: deque(maxlen=9))  # measured over advised, by device type
 
     def learn(self, job: QueueJob, device_type: str, seconds: float) -> None:
-        """Learn how long a job took at its first attempt; nothing of a device that is gone."""
-        if device_type not in self._processors:
-            return
+        """Learn how long a job took at its first attempt."""
         self._earlier.add(job.job_class, device_type, seconds)
         if job.task == NOTEBOOK:
             self._earlier.add(job.arguments["path"], device_type, seconds)
-            return
-        advised_s, _ = self._model_s(job, device_type)
-        if advised_s < inf and job.devices == 1:
-            self._factors[device_type].append(seconds / (START_S + advised_s))
+
+    def know(self, slots: Sequence[Slot]) -> None:
+        """Take the slots that there are now."""
+        types = {slot.device_type for slot in slots}
+        self._processors = {name: inventory.processor(name) for name in types}
 
     def needs_advice(self, job: QueueJob) -> bool:
         """Return whether a job is a fine-tune of which the cost models were not asked yet."""
@@ -56,21 +59,13 @@ class Predictions:
             reason = str(error) if readable else one_line(error)
             self._advised[job.job_class] = {name: (inf, reason) for _, name in processors}
 
-    def _model_s(self, job: QueueJob, device_type: str) -> tuple[float, str]:
-        """Return the seconds of steps and evaluations by the cost models (inf: none), and why."""
-        _, name = self._processors[device_type]
-        missing = inf, "no cost model knows this processor"
-        return self._advised.get(job.job_class, {}).get(name, missing)
-
     def _by_model(self, job: QueueJob, device_type: str) -> Expected:
-        advised_s, source = self._model_s(job, device_type)
+        _, processor = self._processors.get(device_type, ("", ""))
+        unknown = inf, "no cost model knows this processor"
+        advised_s, source = self._advised.get(job.job_class, {}).get(processor, unknown)
         if advised_s == inf:
             return Expected(GUESS_S, f"a guess: {source}", GUESS_SIGMA)
-        factors = self._factors[device_type]
-        factor = median(factors) if factors else 1.0
-        if factors:
-            source += f", times {factor:.3g} as {len(factors)} other fine-tunes took there"
-        seconds = factor * (START_S + advised_s / job.devices)
+        seconds = START_S + advised_s / job.devices
         return Expected(seconds, f"{source}, with {START_S:g} s to start", MODEL_SIGMA)
 
     def of(self, job: QueueJob, device_type: str) -> Expected:
@@ -92,4 +87,5 @@ class Predictions:
         text = f"predicted {here.seconds:,.3g} s on {device_type} ({here.source})"
         others = [name for name in self._processors if name != device_type and (
             job.device_types is None or name in job.device_types)]
-        return "; ".join([text, *(f"{name} {self.seconds(job, name):,.3g} s" for name in others[:5])])
+        compared = [f"{name} {self.seconds(job, name):,.3g} s" for name in others[:5]]
+        return "; ".join([text, *compared])

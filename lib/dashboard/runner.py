@@ -1,4 +1,4 @@
-"""The runner: it leads the queue of the database, and places its runs on workers by the hybrid policy."""
+"""The runner: it leads the queue of the database, and places runs by the hybrid policy."""
 
 import sys
 import threading
@@ -16,7 +16,8 @@ from lib.dashboard.tables import PREDICTING
 from lib.errors import InputError, one_line
 from lib.schedule.loop import Loop
 from lib.schedule.policies import by_priority, policy_for
-from lib.schedule.run.backend import QueueBackend, QueueClosedError, TimeLimit
+from lib.schedule.run import ray
+from lib.schedule.run.backend import QueueBackend, QueueClosedError, TimeLimit, Workers
 from lib.schedule.run.database import AWAY, leadership
 from lib.schedule.run.processes import WARM_UP, ProcessWorkers
 from lib.schedule.run.queue import DONE, OPEN, QUEUED, QueueAwayError, QueueJob
@@ -35,29 +36,38 @@ def note(text: str, error: Exception) -> None:
 class Runner:
     """Leads the queue in two threads: one predicts new runs, the other one places them.
 
-    ``slots`` are those of this machine by default.
+    ``slots`` are those of this machine by default, with ``ray_address`` those of a Ray cluster.
     """
 
-    def __init__(self, database: Database, slots: Sequence[Slot] = (), warm_up: str = WARM_UP):
+    def __init__(self, database: Database, ray_address: str = "", slots: Sequence[Slot] = (),
+                 warm_up: str = WARM_UP):
         self._database, self._queue = database, database.queue
-        self._slots, self._warm_up = tuple(slots), warm_up
+        self._ray_address, self._slots, self._warm_up = ray_address, slots, warm_up
+        self._cluster, self._predictions = None, Predictions()
         self._backend: QueueBackend | None = None
         self._reserved, self._retried = set(), set()  # names of slots; ids of jobs
         self._over, self._threads = threading.Event(), []
 
     def start(self) -> None:
-        """Begin to lead the queue, once. Raises InputError where another process leads it."""
+        """Begin to lead the queue, once.
+
+        Raises InputError where another process leads it, and for a cluster that cannot be joined.
+        """
         if self._threads:
             return
         with ExitStack() as opened:
             opened.enter_context(leadership(self._database.engine))
-            self._slots = self._slots or slots_here(by_model=False)
-            self._predictions = Predictions(self._slots)
+            if self._ray_address:
+                self._cluster = opened.enter_context(ray.cluster(self._ray_address))
+            elif not self._slots:
+                self._slots = slots_here(by_model=False)
             for job in self._queue.jobs(QueueJob.status == DONE, QueueJob.attempt == 1):
-                self._predictions.learn(job, job.device.partition("[")[0], job.end_s - job.start_s)
-            self.refresh()
+                kind = inventory.device_type(job.device)
+                self._predictions.learn(job, kind, job.end_s - job.start_s)
+            self.refresh()  # a database that is away is an error here
             self._opened = opened.pop_all()
-        self._threads = [threading.Thread(target=target, daemon=True) for target in (self._lead, self._predict)]
+        self._threads = [threading.Thread(target=target, daemon=True)
+                         for target in (self._lead, self._predict)]
         for thread in self._threads:
             thread.start()
 
@@ -66,25 +76,27 @@ class Runner:
         self._over.set()
         if self._backend:
             self._backend.close()
-        for thread in self._threads:
-            thread.join()
+        self._threads[0].join()  # the other one may be in the middle of a prediction
         self._opened.close()
 
     def refresh(self) -> None:
         """Write the machines into the inventory, and read which cards are reserved."""
+        slots = tuple(self._slots)  # those of a cluster grow
+        self._predictions.know(slots)
         with self._database.writing() as session:
-            inventory.save(session, self._slots)
+            inventory.save(session, slots)
             self._reserved = inventory.reserved(session)
 
     def plan(self) -> pd.DataFrame:
         """Return what runs and what is planned from now on (``lib.dashboard.plan``)."""
-        return plan.plan(self._queue.jobs(QueueJob.status.in_(OPEN)), self._slots, self._predictions, time.time())
+        jobs = self._queue.jobs(QueueJob.status.in_(OPEN))
+        return plan.plan(jobs, tuple(self._slots), self._predictions, time.time())
 
     def _lead(self) -> None:
         """Place and run jobs until the end, with new workers after an error."""
         while not self._over.is_set():
             try:
-                with closing(ProcessWorkers(self._slots, self._warm_up)) as workers:
+                with closing(self._workers()) as workers:
                     self._serve(workers)
             except QueueClosedError:
                 return
@@ -92,10 +104,19 @@ class Runner:
                 note(f"the queue stopped, and goes on in {AGAIN_S:g} s", error)
                 self._over.wait(AGAIN_S)
 
-    def _serve(self, workers: ProcessWorkers) -> None:
+    def _workers(self) -> Workers:
+        if self._cluster:
+            workers = ray.RayWorkers(self._cluster, warm_up=self._warm_up)
+            self._slots = workers.slots
+            return workers
+        return ProcessWorkers(self._slots, self._warm_up)
+
+    def _serve(self, workers: Workers) -> None:
+        self.refresh()
         self._queue.recover()
         with self._queue.writing() as session:  # their predictions are gone with the last server
-            session.execute(update(QueueJob).where(QueueJob.status == QUEUED).values(status=PREDICTING))
+            waiting = update(QueueJob).where(QueueJob.status == QUEUED)
+            session.execute(waiting.values(status=PREDICTING))
         backend = QueueBackend(
             self._queue, workers, self._predictions.seconds, time.time, live=True,
             time_limit=TimeLimit(least_s=LIMIT_S), explain=self._predictions.placement,
@@ -103,10 +124,15 @@ class Runner:
         self._backend, policy = backend, policy_for("hybrid")
         if self._over.is_set():
             backend.close()
-        Loop(lambda state, predict: by_priority(state, predict, policy, backend.priorities()), backend).run()
 
-    def _ended(self, job: QueueJob, device_type: str, status: str, seconds: float, reason: str) -> None:
-        """Learn from a job that is done at its first attempt: later ones go on where one was cut short."""
+        def decide(state, predict):
+            return by_priority(state, predict, policy, backend.priorities())
+
+        Loop(decide, backend).run()
+
+    def _ended(self, job: QueueJob, device_type: str, status: str, seconds: float,
+               reason: str) -> None:
+        """Learn from a job that is done at its first attempt: later ones resume."""
         if status != DONE:
             self._retried.add(job.job_id)
         elif job.attempt == 0 and job.job_id not in self._retried:
@@ -121,7 +147,8 @@ class Runner:
                     if self._predictions.needs_advice(job):
                         self._predictions.advise(job)
                     with self._queue.writing() as session:
-                        session.execute(update(QueueJob).where(
-                            QueueJob.number == job.number, QueueJob.status == PREDICTING).values(status=QUEUED))
+                        predicted = update(QueueJob).where(QueueJob.number == job.number,
+                                                           QueueJob.status == PREDICTING)
+                        session.execute(predicted.values(status=QUEUED))
             except (QueueAwayError, *AWAY):  # it comes back
                 self._over.wait(AGAIN_S)

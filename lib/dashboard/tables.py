@@ -1,4 +1,4 @@
-"""The tables of the dashboard. A run of the queue has a row there too (``lib.schedule.run.queue``)."""
+"""The tables of the dashboard; a run of the queue is also a job in ``lib.schedule.run.queue``."""
 
 import re
 import uuid
@@ -16,7 +16,8 @@ from lib.errors import InputError
 from lib.schedule.run.database import Base
 from lib.schedule.run.queue import CANCELLED, DONE, FAILED, QUEUED, RUNNING, QueueJob
 
-FINISHED, PREDICTING = "finished", "predicting"  # a state; a status of a job that nobody may start yet
+FINISHED = "finished"
+PREDICTING = "predicting"  # the status of a job that is not to be started yet
 STATES = (QUEUED, RUNNING, FINISHED, FAILED, CANCELLED)
 ENDS = (FINISHED, FAILED, CANCELLED)
 STATUSES = {QUEUED: (PREDICTING, QUEUED), RUNNING: (RUNNING,), FINISHED: (DONE,), FAILED: (FAILED,),
@@ -144,7 +145,7 @@ class Agent(TableRow):
 
 
 class Gpu(TableRow):
-    """A card of an agent; nothing is placed on it while ``is_allocated``: it is reserved by hand."""
+    """A card of an agent; nothing is placed on it while it is reserved (``is_allocated``)."""
 
     __tablename__ = "gpus"
     __table_args__ = (UniqueConstraint("agent_id", "index"),)
