@@ -54,9 +54,10 @@ def relaxation(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray | float
     rows, columns = np.append(types, np.arange(width)), np.append(cells, np.full(width, len(jobs)))
     load = csr_matrix((np.append(work, -counts.astype(float)), (rows, columns)),
                       shape=(width, len(jobs) + 1))
+    least = np.append(np.zeros(len(jobs)), 1.0)
     solved = linprog(np.append(cost, 1.0), A_ub=load, b_ub=np.zeros(width) - busy_s / unit_s,
                      A_eq=whole, b_eq=np.ones(count), method="highs",
-                     bounds=[(0, None)] * len(jobs) + [(1.0, None)])
+                     bounds=np.column_stack([least, np.full(len(least), np.inf)]))
     if solved.status != 0:
         raise InputError(f"no bound was found: {solved.message}")
     share = np.zeros(times.shape)
@@ -82,6 +83,8 @@ def lst(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray | float = 0.0,
     least_s = max(whole.makespan_s, float(ends_s.min(axis=1).max()))
     found = within(least_s)
     possible = np.unique(ends_s[(ends_s > least_s) & (ends_s <= found.makespan_s)])
+    if not len(possible):
+        return Relaxation(max(least_s, found.makespan_s), found.share)
     limits = np.append(least_s, possible)
     low, high = 0, len(limits) - 1  # the last limit can be kept
     while low < high:
