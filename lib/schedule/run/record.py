@@ -87,10 +87,7 @@ class RunRecord:
                 f"measured: {self.makespan_s:,.1f} s": self.schedule.assign(**times)}
 
     def jobs(self) -> pd.DataFrame:
-        """Return one row per done job: job_id, job_class, device, predicted_s, actual_s.
-
-        They are of the attempt that counted; of several devices, the first is named.
-        """
+        """Return one row per done job: job_id, job_class, its first device, predicted_s, actual_s."""
         done = [table[table["status"] == "done"].drop_duplicates("job_id").set_index("job_id")
                 for table in (self.schedule, self.simulated)]
         actual, predicted = ((table["end_s"] - table["start_s"]) for table in done)

@@ -96,10 +96,12 @@ def fits(jobs: Jobs, fleet: Fleet) -> np.ndarray:
 def check_fits(jobs: Jobs, fleet: Fleet) -> np.ndarray:
     """Return ``fits``; InputError names the first job that fits nowhere, and what there is."""
     table = fits(jobs, fleet)
+    offers = choices(f"{count} {name} with {memory_mb:,.0f} MB" + (f" and {cores:g} cores" if cores > 0 else "")
+                     for name, count, memory_mb, cores in
+                     zip(fleet.types, fleet.counts, fleet.memory_mb, fleet.cpu_cores, strict=True))
     for job in np.flatnonzero(~table.any(axis=1)):
-        raise InputError(f"no slot can run job {jobs.ids[job]!r}: it needs {needs(jobs, job)}; there "
-                         f"are: {choices(_offers(fleet))} (slots share their host's memory and cores: "
-                         "fewer --slots are larger)")
+        raise InputError(f"no slot can run job {jobs.ids[job]!r}: it needs {needs(jobs, job)}; there are: {offers} "
+                         "(slots share their host's memory and cores: fewer --slots are larger)")
     return table
 
 
@@ -107,15 +109,3 @@ def needs(jobs: Jobs, job: int) -> str:
     """Return in words what a job needs on its devices."""
     text = f"{jobs.memory_mb[job]:,.0f} MB and {jobs.cpu_cores[job]:g} cores"
     return f"{text} on each of {jobs.gang[job]} devices of one type" if jobs.gang[job] > 1 else text
-
-
-def _offers(fleet: Fleet) -> list[str]:
-    """Return in words what the slots of each type offer."""
-    offers = []
-    for number, name in enumerate(fleet.types):
-        memory_mb, cores = fleet.memory_mb[number], fleet.cpu_cores[number]
-        parts = ["memory that is not known" if np.isnan(memory_mb) else f"{memory_mb:,.0f} MB"]
-        if np.isfinite(cores):
-            parts.append(f"{cores:g} cores")
-        offers.append(f"{fleet.counts[number]} {name} with {' and '.join(parts)}")
-    return offers
