@@ -72,7 +72,7 @@ class _Training:
         self.accelerator, self.epoch, self.batch, self.steps = accelerator, 0, 0, 0
 
     def train(self, steps: int, folder: Path | None = None) -> float:
-        """Train so many steps; return the mean loss. The state is saved in a folder now and then."""
+        """Train so many steps; return the mean loss. The state is saved in a folder at times."""
         from lib.work.training import Observer
 
         training, saved_s = self, time.monotonic()
