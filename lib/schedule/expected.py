@@ -1,4 +1,4 @@
-"""Expected seconds of a job on a device type: by earlier runs here, a budget, a model, a probe, or a guess."""
+"""Expected seconds of a job: by earlier runs here, a budget, a model, a probe, or a guess."""
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
@@ -17,12 +17,12 @@ from lib.tables import columns
 GUESS_S = 60.0
 BESIDE_S = 15.0  # of a notebook besides its budget: kernel, imports, figures
 _LAST = 9  # earlier runs that count
-_ENOUGH, _LEAST_SIGMA = 4, 0.05  # earlier runs that show their spread, and the least it is taken for
+_ENOUGH, _LEAST_SIGMA = 4, 0.05  # earlier runs that show their spread, and its least value
 RUN_SIGMA, BUDGET_SIGMA, MODEL_SIGMA, GUESS_SIGMA = 0.15, 0.15, 0.4, 1.0  # assumed
 
 
 class Expected(NamedTuple):
-    """Seconds, where they come from, and the standard deviation of their log; inf: it cannot run."""
+    """Seconds (inf: it cannot run), their source, and the standard deviation of their log."""
 
     seconds: float
     source: str
@@ -33,10 +33,11 @@ Source = Callable[[str], Expected | None]  # what is expected on a device type, 
 
 
 class EarlierRuns:
-    """Seconds of jobs that ended well here, by what ran and the device type; the last nine count."""
+    """Seconds of jobs that ended well here, by what ran and device type; the last nine count."""
 
     def __init__(self) -> None:
-        self._seconds: dict[tuple[str, str], deque[float]] = defaultdict(lambda: deque(maxlen=_LAST))
+        self._seconds: dict[tuple[str, str], deque[float]] = defaultdict(
+            lambda: deque(maxlen=_LAST))
 
     def add(self, what: str, device_type: str, seconds: float) -> None:
         """Take the seconds of a job."""
@@ -102,7 +103,8 @@ def earlier_notebooks() -> EarlierRuns:
 def keep_notebooks(rows: pd.DataFrame) -> None:
     """Keep the seconds of notebooks (table ``durations``) that are not kept yet."""
     path = durations_file()
-    with closing(store.Appender(path, "durations", resume=True, timeout_s=locks.PATIENCE_S)) as file:
+    appender = store.Appender(path, "durations", resume=True, timeout_s=locks.PATIENCE_S)
+    with closing(appender) as file:
         known = set(map(tuple, store.read(path, "durations")[["run", "job_id"]].to_numpy()))
         for row in rows[columns("durations")].itertuples(index=False):
             if (row.run, row.job_id) not in known:

@@ -1,4 +1,4 @@
-"""The backend of the event loop for real runs: jobs of a queue on workers, each change in the queue."""
+"""The event loop's backend for real runs: jobs of a queue on workers, each change in the queue."""
 
 import heapq
 import sys
@@ -23,11 +23,12 @@ _POLL_S, _AGAIN_S = 0.5, 2.0  # between looks at a live queue, and at a database
 
 
 class Workers(Protocol):
-    """Run tasks on slots: processes of this machine, or actors of a cluster, whose slots may grow."""
+    """Run tasks on slots: processes here, or actors of a cluster, whose slots may grow."""
 
     slots: Sequence[Slot]
 
-    def start(self, attempt: int, task: str, arguments: dict[str, Any], devices: tuple[int, ...]) -> None:
+    def start(self, attempt: int, task: str, arguments: dict[str, Any],
+              devices: tuple[int, ...]) -> None:
         """Run a task; its TaskEnd comes from ``poll``."""
 
     def stop(self, attempt: int) -> None:
@@ -70,11 +71,11 @@ def _nothing(*_: Any) -> Any:
 class QueueBackend:
     """The open jobs of a queue, as they are now and, if ``live``, as they come and change.
 
-    ``expected_s`` gives the seconds of a job on a device type, inf where it cannot run; its InputError
-    fails the job. ``clock``: the time in s, in which the queue counts. A live queue whose database is
-    away is waited for; for another one that is an InputError. ``explain`` says why a job runs on a type,
-    ``reserved`` names slots on which nothing may start now, and ``on_end`` is called with the job, device
-    type, status, seconds and reason of each attempt that is over.
+    ``expected_s`` gives the seconds of a job on a device type, inf where it cannot run; its
+    InputError fails the job. ``clock``: the time in s, in which the queue counts. A live queue
+    whose database is away is waited for; for another one that is an InputError. ``explain`` says
+    why a job runs on a type, ``reserved`` names slots on which nothing may start now; ``on_end``
+    is called with job, device type, status, seconds and reason of each attempt that is over.
     """
 
     queue: Queue
@@ -90,7 +91,7 @@ class QueueBackend:
 
     def __post_init__(self):
         self._seconds: list[list[float]] = []  # expected, by job and device type
-        self._open: dict[int, int] = {}  # number in the queue -> in the problem, of jobs that have not ended
+        self._open: dict[int, int] = {}  # number in the queue -> in the problem
         self._arrivals: list[tuple[float, int]] = []  # a heap
         self._running: dict[int, _Attempt] = {}
         self._failures: Counter[int] = Counter()
@@ -117,7 +118,8 @@ class QueueBackend:
         """All jobs so far and the slots as a problem; numbers never change."""
         if self._problem is None:
             seconds = np.array(self._seconds)
-            self._problem = Problem(_as_jobs(self.jobs), fleet_of(self.workers.slots), seconds, seconds)
+            fleet = fleet_of(self.workers.slots)
+            self._problem = Problem(_as_jobs(self.jobs), fleet, seconds, seconds)
         return self._problem
 
     def start(self, attempt: int, job: int, devices: tuple[int, ...]) -> None:
@@ -125,8 +127,9 @@ class QueueBackend:
         row, slots = self.jobs[job], [self.workers.slots[device] for device in devices]
         device_type, now_s = slots[0].device_type, self.now_s
         expected_s = self._seconds[job][self.problem.fleet.types.index(device_type)]
-        number = self._insist(self.queue.start, row.number, TOGETHER.join(slot.name for slot in slots), now_s,
-                              expected_s, self.explain(row, device_type))
+        names = TOGETHER.join(slot.name for slot in slots)
+        number = self._insist(self.queue.start, row.number, names, now_s, expected_s,
+                              self.explain(row, device_type))
         if number:
             limit_s = max(self.time_limit.least_s, self.time_limit.factor * expected_s)
             self._running[attempt] = _Attempt(job, number, devices, now_s, limit_s)
@@ -192,7 +195,7 @@ class QueueBackend:
         return [event]
 
     def _end(self, attempt: _Attempt, end: TaskEnd) -> str:
-        """Note the end of an attempt in the queue; return its status: done, failed, retried, lost."""
+        """Note the end of an attempt; return its status: done, failed, retried or lost."""
         status, reason = end.status, end.reason
         if status == "failed":
             self._failures[attempt.job] += 1
@@ -204,7 +207,8 @@ class QueueBackend:
         self._note_end(attempt, status, reason, end.result)
         return status
 
-    def _note_end(self, attempt: _Attempt, status: str, reason: str = "", result: Any = None) -> None:
+    def _note_end(self, attempt: _Attempt, status: str, reason: str = "",
+                  result: Any = None) -> None:
         row, now_s = self.jobs[attempt.job], self.now_s
         self._insist(self.queue.end, row.number, attempt.number, now_s, status, reason, result)
         if status not in ("retried", "moved", "lost"):
@@ -219,7 +223,8 @@ class QueueBackend:
             if self.now_s - attempt.begin_s > attempt.limit_s:
                 del self._running[number]
                 self.workers.stop(number)
-                end = TaskEnd(number, "failed", reason=f"not done after its time limit of {attempt.limit_s:,.3g} s")
+                reason = f"not done after its time limit of {attempt.limit_s:,.3g} s"
+                end = TaskEnd(number, "failed", reason=reason)
                 events.append(Ended(number, self._end(attempt, end)))
         return events
 
@@ -228,7 +233,8 @@ class QueueBackend:
         self._next_look_s, events = self.now_s + _POLL_S, []
         seen = self._insist(self.queue.open_jobs)
         if new := [number for number in seen if number not in self._open]:
-            self._add(self._insist(self.queue.jobs, QueueJob.number.in_(new), QueueJob.status.in_(OPEN)))
+            conditions = QueueJob.number.in_(new), QueueJob.status.in_(OPEN)
+            self._add(self._insist(self.queue.jobs, *conditions))
         for number, job in list(self._open.items()):
             is_cancelled, priority = seen.get(number, (True, self.jobs[job].priority))
             self.jobs[job].priority = priority
@@ -275,10 +281,11 @@ class QueueBackend:
     def _expect(self, row: QueueJob) -> list[float]:
         """Return the expected seconds of a job on each device type, inf where it cannot run."""
         fleet = fleet_of(self.workers.slots)
-        able = fits(_as_jobs([row]), fleet)[0]
-        return [float(self.expected_s(row, name))
-                if able[number] and (row.device_types is None or name in row.device_types) else np.inf
-                for number, name in enumerate(fleet.types)]
+        seconds = []
+        for name, able in zip(fleet.types, fits(_as_jobs([row]), fleet)[0], strict=True):
+            allowed = row.device_types is None or name in row.device_types
+            seconds.append(float(self.expected_s(row, name)) if able and allowed else np.inf)
+        return seconds
 
     def _insist(self, change: Callable[..., Any], *arguments: Any) -> Any:
         """Call a method of the queue; of a live one again and again, while its database is away."""

@@ -34,7 +34,7 @@ from lib.schedule.state import Policy
 
 @dataclass(frozen=True)
 class PreparedJobs:
-    """Jobs, the workers that will run them, how long they should take (in ``problem``), and notes."""
+    """Jobs, how long they should take (in ``problem``), the workers that will run them, notes."""
 
     rows: list[QueueJob]
     problem: Problem
@@ -60,13 +60,14 @@ def prepare(rows: list[QueueJob], jobs: Jobs, out: Path, policy: str, objective:
     seconds = np.where(able, [[cell.seconds for cell in line] for line in known], np.inf)
     for job in np.flatnonzero(np.isinf(seconds).all(axis=1)):
         reasons = choices(dict.fromkeys(cell.source for cell in known[job]))
-        raise InputError(f"no slot can run job {rows[job].job_id!r}: {reasons}; the same call again probes "
-                         "anew what failed")
+        raise InputError(f"no slot can run job {rows[job].job_id!r}: {reasons}; the same call "
+                         "again probes anew what failed")
     notes = [text for text in probes.values() if isinstance(text, str)]
     for row, line in zip(rows, known, strict=True):
         notes += [f"{row.job_id} on {name}: {cell.seconds:g} s is {cell.source}"
                   for name, cell in zip(fleet.types, line, strict=True) if "guess" in cell.source]
-    return PreparedJobs(rows, Problem(jobs, fleet, seconds, seconds), workers, chosen, policy, notes)
+    problem = Problem(jobs, fleet, seconds, seconds)
+    return PreparedJobs(rows, problem, workers, chosen, policy, notes)
 
 
 def _expect(row: QueueJob, device_type: str, probes: Probes,
@@ -83,11 +84,11 @@ def _expect(row: QueueJob, device_type: str, probes: Probes,
 
 
 def run(prepared: PreparedJobs, out: Path) -> RunRecord:
-    """Run prepared jobs; ``out`` holds the queue and the record. The same call again resumes the run.
+    """Run prepared jobs; ``out`` holds the queue and the record. The same call again resumes.
 
-    If all jobs have ended before, nothing runs, and the record of that run is returned as ``earlier``.
-    Each job ends once, but its other effects happen at least once: one that is killed before its end is
-    noted runs again. Raises InputError for a damaged record, another file of jobs, or a full disk.
+    If all jobs have ended before, nothing runs, and that run's record is returned as ``earlier``.
+    Each job ends once, but its other effects happen at least once: one that is killed before its
+    end is noted runs again. Raises InputError for a damaged record, other jobs, or a full disk.
     """
     from lib.measure import machine
 
@@ -124,18 +125,22 @@ def execute(prepared: PreparedJobs, out: Path,
         if not known:
             queue.submit(prepared.rows)
         elif [_call(row) for row in known] != [_call(row) for row in prepared.rows]:
-            raise InputError(f"{out / QUEUE} is the queue of other jobs; name another folder with --out")
+            raise InputError(f"{out / QUEUE} is the queue of other jobs; name another folder with "
+                             "--out")
         queue.recover(is_no_space)
         ended, earlier = len(queue.ends()), queue.attempts()[["start_s", "end_s"]]
         begin_s = time.monotonic() - (earlier.max().max() if len(earlier) else 0.0)
         bar = iter(track(range(len(jobs) - ended), "jobs"))
-        backend = QueueBackend(queue, prepared.workers, expected_s, lambda: time.monotonic() - begin_s,
-                               time_limit=time_limit, on_end=partial(_show, bar))
+        backend = QueueBackend(
+            queue, prepared.workers, expected_s, lambda: time.monotonic() - begin_s,
+            time_limit=time_limit, on_end=partial(_show, bar))
         Loop(prepared.policy, backend).run()
-        notes = [f"resumed: {ended} of {len(jobs)} jobs had ended in an earlier call"] if 0 < ended < len(jobs) else []
-        attempts = queue.attempts()
-        notes += [f"{row.job_id} on {row.device} was {row.status} after {row.end_s - row.start_s:,.1f} s: {row.reason}"
-                  for row in attempts[~attempts["status"].isin(("done", "failed"))].itertuples()]
+        attempts, notes = queue.attempts(), []
+        if 0 < ended < len(jobs):
+            notes.append(f"resumed: {ended} of {len(jobs)} jobs had ended in an earlier call")
+        for row in attempts[~attempts["status"].isin(("done", "failed"))].itertuples():
+            notes.append(f"{row.job_id} on {row.device} was {row.status} after "
+                         f"{row.end_s - row.start_s:,.1f} s: {row.reason}")
         return attempts, queue.ends(), notes
 
 
@@ -143,7 +148,8 @@ def _call(row: QueueJob) -> tuple[Any, ...]:
     return row.job_id, row.task, row.arguments, row.devices
 
 
-def _show(bar: Any, row: QueueJob, device_type: str, status: str, seconds: float, reason: str) -> None:
+def _show(bar: Any, row: QueueJob, device_type: str, status: str, seconds: float,
+          reason: str) -> None:
     """Count a job that has ended; say why another is tried again."""
     if status in ("done", "failed"):
         next(bar, None)
@@ -162,7 +168,8 @@ def _in_time(simulated: Outcome) -> dict[str, float]:
     sigma, common = record.spread()
     sigmas = np.full(simulated.problem.predicted_s.shape, sigma)
     in_time = risk.assess(simulated, sigmas, common=common).in_time
-    chances = {job: float(chance) for job, chance in zip(jobs.ids, in_time, strict=True) if chance >= 0}
+    chances = {job: float(chance) for job, chance in zip(jobs.ids, in_time, strict=True)
+               if chance >= 0}
     say("in time: " + ", ".join(f"{job} with {chance:.0%}" for job, chance in chances.items()))
     return chances
 
@@ -182,8 +189,9 @@ def _keep_durations(prepared: PreparedJobs, attempts: pd.DataFrame, out: Path) -
 # ---------------------------------------------------------------------- a trial
 
 
-def run_trial(jobs: str, workloads: Sequence[str], count: int, job_s: float) -> tuple[RunRecord, Path]:
-    """Run a file of jobs here, or without one ``count`` jobs of half to 1.5 times ``job_s`` seconds.
+def run_trial(jobs: str, workloads: Sequence[str], count: int,
+              job_s: float) -> tuple[RunRecord, Path]:
+    """Run a file of jobs here, or without one ``count`` jobs of half to 1.5 times ``job_s``.
 
     Returns the record, and its new folder in data/schedule.
     """
@@ -196,7 +204,8 @@ def run_trial(jobs: str, workloads: Sequence[str], count: int, job_s: float) -> 
         return run(prepare(rows, table, out, "hybrid", "makespan", workers), out), out
 
 
-def _write_trial(names: Sequence[str], count: int, job_s: float, workers: Workers, out: Path) -> Path:
+def _write_trial(names: Sequence[str], count: int, job_s: float, workers: Workers,
+                 out: Path) -> Path:
     """Write ``jobs.csv``, in turn over workloads, with steps that follow from probes; return it."""
     probes = probe([(name, 1) for name in names], workers, files.folder(out) / PROBES)
     draw, rows = np.random.default_rng(0), []

@@ -29,16 +29,18 @@ def read(path: Path, out: Path) -> tuple[list[QueueJob], Jobs]:
     table, rows = problem_files.read_jobs(path), []
     for row in table.itertuples():
         if bool(row.workload_id) == bool(row.notebook):
-            raise InputError(f"{path}: job {row.job_id!r} must have a workload_id or a notebook, one of them")
+            raise InputError(f"{path}: job {row.job_id!r} must have a workload_id or a notebook, "
+                             "one of them")
         if row.notebook:
             name, arguments = _notebook_call(row, path, out.resolve() / "notebooks")
             table.loc[row.Index, "notebook"] = name
         else:
             name, arguments = _workload_call(row, path, out.resolve() / "weights")
         rows.append(QueueJob(
-            job_id=row.job_id, task=NOTEBOOK if row.notebook else WORKLOAD, arguments=arguments, job_class=name,
-            devices=row.devices, memory_mb=row.memory_mb, cpu_cores=row.cpu_cores,
-            arrival_s=row.arrival_s, deadline_s=row.deadline_s if row.deadline_s < np.inf else None))
+            job_id=row.job_id, task=NOTEBOOK if row.notebook else WORKLOAD, arguments=arguments,
+            job_class=name, devices=row.devices, memory_mb=row.memory_mb, cpu_cores=row.cpu_cores,
+            arrival_s=row.arrival_s,
+            deadline_s=row.deadline_s if row.deadline_s < np.inf else None))
     return rows, problem_files.jobs_of(table)
 
 
@@ -46,14 +48,16 @@ def _workload_call(row: Any, path: Path, folder: Path) -> tuple[str, dict[str, A
     if row.parameters:
         raise InputError(f"{path}: job {row.job_id!r} has parameters; only a notebook takes them")
     if pd.isna(row.steps):
-        raise InputError(f"{path}: steps of {row.job_id!r} is empty: a workload needs a whole number, 1 or more")
+        raise InputError(f"{path}: steps of {row.job_id!r} is empty: a workload needs a whole "
+                         "number, 1 or more")
     name, out = workload(row.workload_id).id, folder / files.safe_name(row.job_id)
     return name, {"workload": name, "steps": int(row.steps), "folder": str(out)}
 
 
 def _notebook_call(row: Any, path: Path, folder: Path) -> tuple[str, dict[str, Any]]:
     if row.devices > 1:
-        raise InputError(f"{path}: job {row.job_id!r} is to run on several devices: a notebook runs on one")
+        raise InputError(f"{path}: job {row.job_id!r} is to run on several devices: a notebook "
+                         "runs on one")
     name = _find_notebook(row.notebook, path, row.job_id)
     parameters = parsed(name, row.parameters, f"{path}: parameters of {row.job_id!r}")
     out = folder / f"{files.safe_name(row.job_id)}.ipynb"
@@ -68,7 +72,8 @@ def _find_notebook(text: str, path: Path, job_id: str) -> str:
     for folder in (path.parent.resolve(), paths.ROOT):
         try:
             notebook = (folder / text).resolve()
-            is_there = notebook.suffix == ".ipynb" and notebook.is_relative_to(folder) and notebook.is_file()
+            is_inside = notebook.suffix == ".ipynb" and notebook.is_relative_to(folder)
+            is_there = is_inside and notebook.is_file()
         except (OSError, RuntimeError):  # a name that no file can have, a circle of links
             continue
         if is_there and notebook.is_relative_to(paths.ROOT):
@@ -86,12 +91,13 @@ def folder_of(path: Path, out: Path | None = None) -> Path:
     """
     folder = out or paths.DATA / FOLDER / path.stem
     if out and not out.absolute().parent.is_dir():
-        raise InputError(f"{out}: there is no folder {out.absolute().parent}; make it first, or name another")
+        raise InputError(f"{out}: there is no folder {out.absolute().parent}; make it first, or "
+                         "name another")
     with files.writing(folder):
         names = sorted(entry.name for entry in folder.iterdir()) if os.path.lexists(folder) else []
         has_queue = QUEUE in names and (folder / QUEUE).stat().st_size > 0
     foreign = [name for name in names if name not in (PROBES, "jobs.csv") and QUEUE not in name]
     if foreign and not has_queue:
-        raise InputError(f"{folder} holds other things than a run, such as {choices(foreign[:3])}; name a "
-                         "folder of its own")
+        raise InputError(f"{folder} holds other things than a run, such as {choices(foreign[:3])}; "
+                         "name a folder of its own")
     return folder

@@ -16,7 +16,7 @@ from lib.schedule.run.processes import TaskEnd
 _PROBE_S, _LIMIT_S = 2.0, 900.0  # steps that are timed; and a probe, which may fetch data first
 
 Probes = dict[str, Any]
-"""By ``workload/devices/type``: ``step_s`` and ``setup_s``, or a text that says why there are none."""
+"""By ``workload/devices/type``: ``step_s`` and ``setup_s``, or a text why there are none."""
 
 
 def probe(workloads: Iterable[tuple[str, int]], workers: Workers, path: Path) -> Probes:
@@ -29,7 +29,8 @@ def probe(workloads: Iterable[tuple[str, int]], workers: Workers, path: Path) ->
     types = dict.fromkeys(slot.device_type for slot in workers.slots)
     wanted = dict.fromkeys(workloads)
     for device_type in types:
-        slots = [number for number, slot in enumerate(workers.slots) if slot.device_type == device_type]
+        slots = [number for number, slot in enumerate(workers.slots)
+                 if slot.device_type == device_type]
         for devices in sorted({devices for _, devices in wanted}):
             names = [name for name, count in wanted if count == devices
                      and not isinstance(probes.get(f"{name}/{devices}/{device_type}"), dict)]

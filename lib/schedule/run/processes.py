@@ -1,4 +1,4 @@
-"""Worker processes on this machine: one per slot, replaced when it dies, and all end with this process.
+"""Worker processes on this machine: one per slot, replaced when it dies; all end with this one.
 
 A task is a function, called in a worker as ``function(**arguments, devices=[...], threads=n)``; it
 returns a small dictionary. SIGTERM raises StopRequest in it. Imports nothing heavy.
@@ -112,7 +112,7 @@ def _serve(devices: list[str], cores: tuple[int, ...], threads: int,
 
 @dataclass(eq=False)
 class _Process:
-    """A worker process and what it does; ``pid`` and ``attempt`` are 0 until it is ready, and idle."""
+    """A worker process; ``pid`` is 0 until it is ready, ``attempt`` 0 while it is idle."""
 
     service: worker.Service
     pid: int = 0
@@ -131,15 +131,18 @@ class ProcessWorkers:
         for device in range(len(slots)):
             self._start_process((device,))
         until = time.monotonic() + READY_S
-        while any(not process.pid for process in self._processes.values()) and time.monotonic() < until:
-            self._listen(until - time.monotonic())
+        while any(not process.pid for process in self._processes.values()):
+            if time.monotonic() > until:
+                break
+            self._listen(max(0.0, until - time.monotonic()))
 
     def _start_process(self, devices: tuple[int, ...]) -> _Process:
         slots = [self.slots[device] for device in devices]
         card = ",".join(slot.card for slot in slots if slot.card)
         names = [f"cuda:{number}" if card else "cpu" for number in range(len(slots))]
         cores, threads = sum((slot.cores for slot in slots), ()), slots[0].threads
-        variables = {**dict.fromkeys(THREADS, str(threads)), locks.MASK: card, worker.GPUS: slots[0].gpus}
+        variables = {**dict.fromkeys(THREADS, str(threads)), locks.MASK: card,
+                     worker.GPUS: slots[0].gpus}
         service = worker.Service(
             _serve, names, cores, threads, self._warm_up if len(slots) == 1 else "",
             name=f"slot {slots[0].name}",
@@ -147,26 +150,27 @@ class ProcessWorkers:
         self._processes[devices] = _Process(service)
         return self._processes[devices]
 
-    def start(self, attempt: int, task: str, arguments: dict[str, Any], devices: tuple[int, ...]) -> None:
+    def start(self, attempt: int, task: str, arguments: dict[str, Any],
+              devices: tuple[int, ...]) -> None:
         """Run a task on slots; its TaskEnd comes from ``poll``."""
         process = self._processes.get(devices) or self._start_process(devices)
         process.attempt = attempt
         process.service.send((task, arguments))
 
     def stop(self, attempt: int) -> None:
-        """Stop an attempt: by SIGTERM, and if it does not end within 5 s, by the end of its worker."""
+        """Stop an attempt: by SIGTERM, or after 5 s by the end of its worker."""
         for devices, process in list(self._processes.items()):
             if process.attempt == attempt:
                 process.attempt = 0
                 if process.pid:
-                    os.kill(process.pid, signal.SIGTERM)  # not reaped before shut_down: the id is its own
+                    os.kill(process.pid, signal.SIGTERM)  # its id until shut_down reaps it
                 if process.pid and process.service.pipe.poll(GRACE_S):
                     self._hear(devices)
                 else:
                     self._replace(devices)
 
     def poll(self, timeout_s: float) -> list[TaskEnd]:
-        """Wait until an attempt ends, at most ``timeout_s``; InputError when no worker can start."""
+        """Wait until an attempt ends, at most ``timeout_s``; InputError if no worker can start."""
         if not self._ends:
             self._listen(timeout_s)
         ends, self._ends = self._ends, []
@@ -187,11 +191,12 @@ class ProcessWorkers:
             message = process.service.ready()
         except Exception as error:  # it died, or its warm-up raised something
             if process.attempt:
-                self._ends.append(TaskEnd(process.attempt, "failed", reason=str(error) or one_line(error)))
+                reason = str(error) or one_line(error)
+                self._ends.append(TaskEnd(process.attempt, "failed", reason=reason))
             self._failed_starts = 0 if process.pid else self._failed_starts + 1
             if self._failed_starts >= _STARTS:
-                raise InputError(f"{_STARTS} workers in a row could not start, the last: {one_line(error)}; "
-                                 "the same call again resumes") from None
+                raise InputError(f"{_STARTS} workers in a row could not start, the last: "
+                                 f"{one_line(error)}; the same call again resumes") from None
             self._replace(devices)
             return
         if not process.pid:

@@ -51,7 +51,7 @@ class QueueJob(Base):
 
 
 class QueueAttempt(Base):
-    """An attempt of a job; its status is running, done, failed, cancelled, retried, moved or lost."""
+    """An attempt; its status is running, done, failed, cancelled, retried, moved or lost."""
 
     __tablename__ = "queue_attempts"
     number: Mapped[int] = mapped_column(sa.ForeignKey(QueueJob.number), primary_key=True)
@@ -89,8 +89,8 @@ class Queue:
             raise QueueAwayError(f"{where} cannot be used ({why}); all that was written before is "
                                  "kept: the same call again resumes") from None
         except exc.DatabaseError as error:
-            raise InputError(f"{where} is no queue of jobs, or is damaged ({one_line(error.orig)}); "
-                             "name another") from None
+            raise InputError(f"{where} is no queue of jobs, or is damaged "
+                             f"({one_line(error.orig)}); name another") from None
 
     @contextmanager
     def writing(self) -> Iterator[Session]:
@@ -134,12 +134,13 @@ class Queue:
     # ------------------------------------------------------------------ for the leader
 
     def recover(self, again: Callable[[str], bool] = lambda reason: False) -> None:
-        """Queue again what a leader that is gone left running, and failures whose reason may pass."""
+        """Queue again what a leader that is gone left running, and failures that may pass."""
         with self.writing() as session:
             lost = update(QueueAttempt).where(QueueAttempt.status == RUNNING)
             session.execute(lost.values(status="lost", end_s=QueueAttempt.start_s,
                                         reason="the run was killed"))
-            numbers = list(session.scalars(select(QueueJob.number).where(QueueJob.status == RUNNING)))
+            running = select(QueueJob.number).where(QueueJob.status == RUNNING)
+            numbers = list(session.scalars(running))
             failed = select(QueueJob.number, QueueJob.reason).where(QueueJob.status == FAILED)
             numbers += [number for number, reason in session.execute(failed) if again(reason)]
             session.execute(update(QueueJob).where(QueueJob.number.in_(numbers)).values(
@@ -154,8 +155,9 @@ class Queue:
     def open_jobs(self) -> dict[int, tuple[bool, int]]:
         """Return of each job that has not ended whether it shall be cancelled, and its priority."""
         with self.reading() as session:
-            rows = session.execute(select(QueueJob.number, QueueJob.cancel, QueueJob.priority).where(
-                QueueJob.status.in_(OPEN)).order_by(QueueJob.number))
+            columns = select(QueueJob.number, QueueJob.cancel, QueueJob.priority)
+            rows = session.execute(
+                columns.where(QueueJob.status.in_(OPEN)).order_by(QueueJob.number))
             return {number: (cancel, priority) for number, cancel, priority in rows}
 
     def start(self, number: int, device: str, at_s: float, predicted_s: float | None = None,

@@ -86,13 +86,15 @@ class RayWorkers:
         resources, host, node_id = node["Resources"], node["NodeName"], node["NodeID"]
         cpus = int(resources.get("CPU", 0))
         if self._count > cpus > 0:
-            raise InputError(f"{self._count} slots a node, but {host} has {cpus} CPUs: it must be 1 to {cpus}")
+            raise InputError(f"{self._count} slots a node, but {host} has {cpus} CPUs: it must be "
+                             f"1 to {cpus}")
         self._names[host] += 1
         name = host if self._names[host] == 1 else f"{host}#{self._names[host]}"
         count = (self._count or default_slots(cpus)) if cpus else 0
         memory_mb = resources.get("memory", float("nan")) / 1e6
-        slots = [Slot(f"cpu@{name}[{number}]", f"cpu@{name}", core_count=cpus // count, threads=cpus // count,
-                      memory_mb=memory_mb / count, node=node_id) for number in range(count)]
+        slots = [Slot(f"cpu@{name}[{number}]", f"cpu@{name}", core_count=cpus // count,
+                      threads=cpus // count, memory_mb=memory_mb / count, node=node_id)
+                 for number in range(count)]
         models = [key.partition(":")[2] for key in resources if key.startswith("accelerator_type:")]
         card = f"cuda:{models[0]}@{name}" if models else f"cuda@{name}"
         return slots + [Slot(f"{card}[{number}]", card, card=str(number), node=node_id)
@@ -113,7 +115,8 @@ class RayWorkers:
         self._actors[devices] = _Actor(handle)
         return self._actors[devices]
 
-    def start(self, attempt: int, task: str, arguments: dict[str, Any], devices: tuple[int, ...]) -> None:
+    def start(self, attempt: int, task: str, arguments: dict[str, Any],
+              devices: tuple[int, ...]) -> None:
         """Run a task on slots of one node; its TaskEnd comes from ``poll``."""
         actor = self._actors.get(devices) or self._start_actor(devices)
         slots = [self.slots[device] for device in devices]
@@ -135,8 +138,11 @@ class RayWorkers:
                 self._look_at_nodes()
             if not self._actors:
                 raise InputError("no node of the cluster is left; the same call again resumes")
-            patience_s = 0.0 if self._events else max(0.0, min(until, self._look_s) - time.monotonic())
-            busy = {actor.result: devices for devices, actor in self._actors.items() if actor.attempt}
+            patience_s = max(0.0, min(until, self._look_s) - time.monotonic())
+            if self._events:
+                patience_s = 0.0
+            busy = {actor.result: devices for devices, actor in self._actors.items()
+                    if actor.attempt}
             if busy:
                 for result in self._ray.wait(list(busy), timeout=patience_s)[0]:
                     self._hear(busy[result])
@@ -210,21 +216,22 @@ def _check_address(address: str) -> None:
     host, _, port = address.rpartition(":")
     if address != "auto":
         if not host or not port.isdecimal() or "/" in host:
-            raise InputError(f"{address!r} is no address of a Ray cluster: it is HOST:PORT of its head, such as "
-                             "10.0.0.1:6379, or auto")
+            raise InputError(f"{address!r} is no address of a Ray cluster: it is HOST:PORT of its "
+                             "head, such as 10.0.0.1:6379, or auto")
         try:
             socket.create_connection((host, int(port)), _CONNECT_S).close()
         except (OSError, OverflowError) as error:
-            raise InputError(f"no Ray cluster answers at {address} ({error}); ray start --head --port={port} "
-                             "starts one there") from None
+            raise InputError(f"no Ray cluster answers at {address} ({error}); ray start --head "
+                             f"--port={port} starts one there") from None
     try:
-        joined = subprocess.run([sys.executable, "-c", _JOIN, address], capture_output=True, text=True,
-                                timeout=_JOIN_S, check=False)
+        joined = subprocess.run([sys.executable, "-c", _JOIN, address], capture_output=True,
+                                text=True, timeout=_JOIN_S, check=False)
     except subprocess.TimeoutExpired:
-        raise InputError(f"what answers at {address} is no Ray cluster that can be joined from here: it was not "
-                         f"joined within {_JOIN_S:g} s") from None
+        raise InputError(f"what answers at {address} is no Ray cluster that can be joined from "
+                         f"here: it was not joined within {_JOIN_S:g} s") from None
     if joined.returncode:
         why = (joined.stderr.strip().splitlines() or ["no reason given"])[-1]
         if "AuthToken" in joined.stderr:
-            why = "it wants its token: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH unless it is ~/.ray/auth_token"
+            why = ("it wants its token: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH unless it "
+                   "lies in ~/.ray/auth_token")
         raise InputError(f"the Ray cluster at {address} cannot be joined: {why}")

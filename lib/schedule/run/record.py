@@ -1,4 +1,4 @@
-"""The record of a real run: its schedule, the schedule simulated beforehand, and how each job ended."""
+"""The record of a real run: its schedule, the simulated one, and how each job ended."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -57,8 +57,8 @@ class RunRecord:
     """A real run: ``schedule`` (every attempt) and ``simulated`` are tables ``schedule``.
 
     ``ends`` has one row per job, ``job_classes`` the class of each job. ``facts``: policy, bound_s,
-    notes of what went wrong, machine, time of writing, and by job the probability ``in_time`` to keep
-    its deadline, as it was stated beforehand. ``earlier``: all jobs had ended before this call.
+    notes of what went wrong, machine, time of writing, and by job the probability ``in_time`` to
+    keep its deadline, as stated beforehand. ``earlier``: all jobs had ended before this call.
     """
 
     schedule: pd.DataFrame
@@ -87,12 +87,12 @@ class RunRecord:
                 f"measured: {self.makespan_s:,.1f} s": self.schedule.assign(**times)}
 
     def jobs(self) -> pd.DataFrame:
-        """Return one row per done job: job_id, job_class, its first device, predicted_s, actual_s."""
+        """Return one row per done job: job_id, job_class, device, predicted_s, actual_s."""
         done = [table[table["status"] == "done"].drop_duplicates("job_id").set_index("job_id")
                 for table in (self.schedule, self.simulated)]
         actual, predicted = ((table["end_s"] - table["start_s"]) for table in done)
-        table = pd.DataFrame({"device": done[0]["device"], "predicted_s": predicted.reindex(actual.index),
-                              "actual_s": actual}).reset_index()
+        table = pd.DataFrame({"device": done[0]["device"], "actual_s": actual,
+                              "predicted_s": predicted.reindex(actual.index)}).reset_index()
         return table.assign(job_class=table["job_id"].map(self.job_classes))
 
 
@@ -135,7 +135,8 @@ def of_reference(reference: str = "") -> tuple[str, RunRecord]:
 def committed() -> Records:
     """Return the committed records by machine and run."""
     return {(machine, str(path.parent.relative_to(folder))): read(path.parent)
-            for machine, folder in archive.machines().items() for path in sorted(folder.glob(PATTERN))}
+            for machine, folder in archive.machines().items()
+            for path in sorted(folder.glob(PATTERN))}
 
 
 def of_references(records: Records | None = None) -> pd.DataFrame:
@@ -176,8 +177,8 @@ def spread() -> tuple[float, float]:
     """Return ``pooled`` of the jobs of all committed records; InputError where there is none."""
     errors = errors_by_run()
     if not errors:
-        raise InputError("no record of a real run is committed, so nothing tells how far its times may "
-                         "be off")
+        raise InputError("no record of a real run is committed, so nothing tells how far its times "
+                         "may be off")
     return pooled(errors.values())
 
 
@@ -189,13 +190,14 @@ def text(record: RunRecord) -> str:
     facts, lines = record.facts, []
     if record.earlier:
         when = facts["written_utc"][:16].replace("T", " ")
-        lines.append(f"Nothing ran now: all jobs ended in an earlier run, recorded {when} UTC, by the "
-                     f"policy {facts['policy']}. To run the jobs again, name another folder with --out.")
+        lines.append(f"Nothing ran now: all jobs ended in an earlier run, recorded {when} UTC, by "
+                     f"the policy {facts['policy']}. To run the jobs again, name another folder "
+                     "with --out.")
     counts = record.ends["status"].value_counts()
     lines.append(f"{counts.get('done', 0)} jobs done, {counts.get('failed', 0)} failed, in "
                  f"{record.makespan_s:,.1f} s; simulated beforehand: {record.simulated_s:,.1f} s "
-                 f"({record.makespan_s / record.simulated_s - 1:+.1%}); lower bound, if predictions "
-                 f"hold: {facts['bound_s']:,.1f} s")
+                 f"({record.makespan_s / record.simulated_s - 1:+.1%}); lower bound, if "
+                 f"predictions hold: {facts['bound_s']:,.1f} s")
     jobs = record.jobs().rename(columns={"job_id": "job", "predicted_s": "predicted s",
                                          "actual_s": "took s"})
     if len(jobs):

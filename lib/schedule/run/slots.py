@@ -18,8 +18,8 @@ _MOST_SLOTS = 16  # of a host's CPU by default: jobs share its memory and bandwi
 class Slot:
     """A GPU, or some cores of the CPU, that runs one job at a time.
 
-    ``memory_mb`` is NaN if unknown. ``card`` is the CUDA_VISIBLE_DEVICES of a GPU's worker. ``gpus``
-    are those of the whole machine as JSON, for the hardware id of a worker that sees one of them.
+    ``memory_mb`` is NaN if unknown. ``card`` is the CUDA_VISIBLE_DEVICES of a GPU's worker.
+    ``gpus`` are those of the whole machine as JSON, for the hardware id of a worker that sees one.
     """
 
     name: str
@@ -39,11 +39,11 @@ def default_slots(cores: int) -> int:
 
 
 def slots_here(count: int = 0, by_model: bool = True) -> tuple[Slot, ...]:
-    """Return ``count`` CPU slots of this machine (0: ``default_slots``), of equal size, and its GPUs.
+    """Return ``count`` CPU slots of this machine (0: ``default_slots``) and its GPUs.
 
-    CPU slots share the host's memory equally. GPUs of one model are of one type, or with
-    ``by_model=False`` each is a type of its own. A slot of several cores has one thread for each core
-    that is free now. Raises InputError for more slots than cores.
+    CPU slots share the host's cores and memory equally. GPUs of one model are of one type, or with
+    ``by_model=False`` each is a type of its own. A slot of several cores has one thread for each
+    core that is free now. Raises InputError for more slots than cores.
     """
     from lib.measure import load, machine
 
@@ -72,7 +72,7 @@ def slots_here(count: int = 0, by_model: bool = True) -> tuple[Slot, ...]:
 def fleet_of(slots: Sequence[Slot]) -> Fleet:
     """Return slots as a fleet; a type has the least known memory of its slots.
 
-    The cores of CPU slots are the host's, which jobs on GPUs share; those of a cluster are not counted.
+    The cores of CPU slots are the host's, which jobs on GPUs share; a cluster's are not counted.
     """
     types = tuple(dict.fromkeys(slot.device_type for slot in slots))
     memory_mb, cpu_cores = np.full(len(types), np.nan), np.full(len(types), np.nan)
@@ -96,12 +96,15 @@ def fits(jobs: Jobs, fleet: Fleet) -> np.ndarray:
 def check_fits(jobs: Jobs, fleet: Fleet) -> np.ndarray:
     """Return ``fits``; InputError names the first job that fits nowhere, and what there is."""
     table = fits(jobs, fleet)
-    offers = choices(f"{count} {name} with {memory_mb:,.0f} MB" + (f" and {cores:g} cores" if cores > 0 else "")
-                     for name, count, memory_mb, cores in
-                     zip(fleet.types, fleet.counts, fleet.memory_mb, fleet.cpu_cores, strict=True))
+    offers = []
+    for number, name in enumerate(fleet.types):
+        offer = f"{fleet.counts[number]} {name} with {fleet.memory_mb[number]:,.0f} MB"
+        cores = fleet.cpu_cores[number]
+        offers.append(offer if np.isnan(cores) else f"{offer} and {cores:g} cores")
     for job in np.flatnonzero(~table.any(axis=1)):
-        raise InputError(f"no slot can run job {jobs.ids[job]!r}: it needs {needs(jobs, job)}; there are: {offers} "
-                         "(slots share their host's memory and cores: fewer --slots are larger)")
+        raise InputError(f"no slot can run job {jobs.ids[job]!r}: it needs {needs(jobs, job)}; "
+                         f"there are: {choices(offers)} (slots share their host's memory and "
+                         "cores: fewer --slots are larger)")
     return table
 
 
