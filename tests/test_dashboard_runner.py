@@ -16,6 +16,7 @@ from lib.dashboard.runner import Runner
 from lib.schedule.run.queue import QueueJob
 from lib.schedule.run.slots import Slot
 from tests import killed_queue, refused
+from tests.dashboards import postgres  # noqa: F401
 from tests.killed_queue import add_runs, opened
 from tests.test_cluster import two_nodes  # noqa: F401
 
@@ -149,6 +150,24 @@ def test_a_database_that_is_away_for_a_while_gets_everything_later(tmp_path, cap
             other.exec_driver_sql("ROLLBACK")
             other.exec_driver_sql("BEGIN")
         assert wait_for(database, ids)[0].state == db.FINISHED
+
+
+def test_a_postgresql_has_one_leader_and_may_go_away(postgres, capfd):  # noqa: F811
+    sleep, slots = [("tests.light:sleep", {"seconds": 1.0})], [CPU]
+    database = Database(postgres.url, wait_s=0.5)
+    with closing(Runner(database, slots=slots, warm_up="")) as runner:
+        runner.start()
+        with refused("another process leads the queue of postgresql"):
+            Runner(Database(postgres.url), slots=slots).start()
+        ids = add_runs(database, sleep)
+        wait_for(database, ids, (db.RUNNING,))
+        postgres.stop()
+        time.sleep(2.0)
+        postgres.start()
+        assert wait_for(database, [*ids, *add_runs(database, sleep)])[1].state == db.FINISHED
+    assert "the queue waits for its database: postgresql" in capfd.readouterr().err
+    db.Base.metadata.drop_all(database.engine)
+    database.engine.dispose()
 
 
 def test_an_error_of_the_queue_is_said_in_one_line_and_it_goes_on(tmp_path, monkeypatch, capfd):

@@ -229,14 +229,16 @@ class Run(TableRow):
 
     def as_dict(self) -> dict[str, Any]:
         """Return what is known of it by name, and its place in the queue as ``job``."""
-        facts = {"group_id": self.group_id, "state": self.state, "reason": self.reason,
-                 "started_at": self.started_at, "finished_at": self.finished_at, "job": None}
-        if job := self.job:
-            facts |= {"attempt": job.attempt, "device": job.device, "predicted_s": job.predicted_s,
-                      "placement": job.placement, "job": {
-                          "priority": job.priority, "retries": max(0, job.attempt - 1),
-                          "last_error": job.reason, "enqueued_at": _time(job.arrival_s)}}
-        return super().as_dict() | facts
+        columns, job = super().as_dict(), self.job
+        columns = {name: columns[name] for name in columns if "by_hand" not in name}
+        return columns | {
+            "group_id": self.group_id, "state": self.state, "reason": self.reason,
+            "started_at": self.started_at, "finished_at": self.finished_at,
+            "attempt": job.attempt if job else 0, "device": job.device if job else "",
+            "predicted_s": job.predicted_s if job else None,
+            "placement": job.placement if job else "",
+            "job": job and {"priority": job.priority, "retries": max(0, job.attempt - 1),
+                            "last_error": job.reason, "enqueued_at": _time(job.arrival_s)}}
 
 
 def in_state(state: str) -> sa.ColumnElement[bool]:
