@@ -91,7 +91,7 @@ def test_json_out_and_in_is_the_same_config_without_the_token():
 
 
 def test_all_that_is_wrong_is_told_at_once_by_field_and_never_the_token():
-    wrong = {"docker_image": "lab/torch:2", "env": {"KEY": "secret-123"},
+    wrong = {"env": {"KEY": "secret-123"},
              "model_flavour": " ", "loss_name": "lossy", "lr": -1, "monitor_metric": "val_acc@7", "hf_token": ["secret-123"],
              "label2id": {"a": 0, "b": 2}, "unknown": 1, "max_datapoints_per_class": 0}
     with pytest.raises(ValidationError) as error:
@@ -103,9 +103,6 @@ def test_all_that_is_wrong_is_told_at_once_by_field_and_never_the_token():
     with pytest.raises(InputError) as error:
         build(TrainConfig, wrong, "test")
     assert "secret-123" not in str(error.value) and "lossy" in str(error.value)
-    with pytest.raises(InputError, match="^test: docker_image is refused, because a run starts no container; start the agent"):
-        build(TrainConfig, {**SMALL, "docker_image": "lab/torch:2"}, "test")
-    assert small(docker_image="", env={}).content() == small().content()
 
 
 @pytest.mark.parametrize("values, words", [

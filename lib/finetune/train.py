@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from lib import files, locks, store
 from lib.errors import InputError, choices, is_out_of_memory
 from lib.finetune import data as run_data
 from lib.finetune import folders, models, optimization
-from lib.finetune.batches import BatchLog, Progress
 from lib.finetune.config import TrainConfig
 from lib.finetune.metrics import Evaluation, SplitMetrics, check_monitor, plain
 from lib.finetune.reports import Reports, logged, resumed, slashed
@@ -28,11 +27,29 @@ from lib.measure.training.profile_run import settings
 from lib.measure.training.profiled import PASSES
 from lib.measure.training.profiler import BatchProfiler, constants
 from lib.work import distributed, weights
-from lib.work.training import Observer, Options, Recipe, Trainer
+from lib.work.training import Batch, Observer, Options, Recipe, Trainer
 
 SUMMARY, PROFILE, BEST, BEST_META = "summary.json", "profile.csv", "best.pt", "_best_meta.json"
 _ORPHANS_S = 20.0  # workers of a loader may outlive a killed run so long; they hold its lock
+_FETCH_S = 0.5  # between two fetches of losses from the device
 _KINDS = {split: kind for kind, split in PASSES.items()}  # what a pass is called in a profile
+
+
+@dataclass
+class Progress:
+    """The progress of a run: the epoch, its finished batches and their seconds.
+
+    ``sums`` are this process's sums of the epoch's loss, right samples and samples. ``history`` has
+    one record per epoch.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    seconds: float = 0.0
+    sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+    best: float = math.nan
+    best_epoch: int = -1
+    history: list[dict[str, float]] = field(default_factory=list)
 
 
 class Run:
@@ -45,7 +62,7 @@ class Run:
         self.reports: Reports | None = None
         self.tracked: TrackedRun | None = None
         self.profile: store.Appender | None = None
-        self.checkpoints = config.folders(folder)[1]
+        self.events, self.checkpoints = config.folders(folder)
         self.task, self.data = models.prepare(config, folder.name)
         check_monitor(config.monitor_metric, config.eval_topk, len(self.data.labels),
                       self.task.multi_label)
@@ -54,10 +71,14 @@ class Run:
                              f"{accelerator.num_processes} processes; choose a multiple")
         if self.first:
             folders.stored_config(folder, config)
-            _print_notes(config, self.data)
+            counts = [f"{len(indices):,} of {len(self.data.splits[split].labels):,} {split} samples"
+                      for split, indices in self.data.indices.items()]
+            print(f"{self.data.note}\n{choices(counts)}; {len(self.data.labels)} classes; at most "
+                  f"{config.max_datapoints_per_class} samples per class in "
+                  f"{choices(config.capped_splits)}", flush=True)
         self.loader = self._loader("train")
         self.trainer = self._trainer()
-        self.progress = Progress(**distributed.load_state(accelerator, self.checkpoints) or {})
+        self.progress = Progress(**distributed.load_state(accelerator, self.checkpoints))
         if not self.first:
             self.progress.sums = Progress().sums  # the first process has those of all
 
@@ -84,9 +105,10 @@ class Run:
         set_seed(config.seed, device_specific=True)
         return trainer
 
-    def on_device(self, loader: Iterable) -> Iterable:
-        """Return a loader whose batches are copied ahead of time where the device is a GPU."""
-        return run_data.Prefetched(loader, self.device) if self.device.type == "cuda" else loader
+    @property
+    def batches(self) -> int:
+        """Return how many batches are trained."""
+        return self.progress.epoch * len(self.loader) + self.progress.batch
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -96,21 +118,18 @@ class Run:
                 self.tracked = stack.enter_context(
                     TrackedRun(self.folder, self.config.dataset, self.config.content()))
             if self.first:
-                events = self.config.folders(self.folder)[0]
                 self.reports = stack.enter_context(
-                    closing(Reports(self.folder, events, self.progress.batches)))
+                    closing(Reports(self.folder, self.events, self.batches)))
             if self.first and self.config.profile:
-                self.profile = stack.enter_context(closing(self._open_profile()))
+                path = self.folder / PROFILE
+                if not path.exists():
+                    store.write_meta(path, "profile", run_id=self.folder.name,
+                                     started_utc=store.utc_now(), data_note=self.data.note,
+                                     parameters=self.config.content(), **machine.identity())
+                evaluated = self.progress.epoch * len(self._loader("val"))
+                self.profile = stack.enter_context(closing(
+                    resumed(path, "profile", lambda rows: rows.head(self.batches + evaluated))))
             yield
-
-    def _open_profile(self) -> store.Appender:
-        """Open ``profile.csv`` without the rows of batches that are done again."""
-        path = self.folder / PROFILE
-        if not path.exists():
-            store.write_meta(path, "profile", run_id=self.folder.name, started_utc=store.utc_now(),
-                             data_note=self.data.note, parameters=self.config.content(),
-                             **machine.identity())
-        return resumed(path, "profile", lambda rows: rows.head(self.progress.rows))
 
     def _observer(self, split: str, step: int, recorder: Recorder | None = None) -> Observer:
         """Return what writes the profile's rows of a pass, if there is a profile."""
@@ -122,6 +141,10 @@ class Run:
         observer.epoch = self.progress.epoch
         return observer
 
+    def _on_device(self, loader: Iterable) -> Iterable:
+        """Return a loader whose batches are copied ahead of time where the device is a GPU."""
+        return run_data.Prefetched(loader, self.device) if self.device.type == "cuda" else loader
+
     def train(self, after_epoch: Callable[[int], None]) -> None:
         """Train the epochs that are left; after each, validate, and save weights and state."""
         while self.progress.epoch < self.config.epochs:
@@ -129,10 +152,10 @@ class Run:
             evaluation = self.evaluate("val")
             self._keep_weights(evaluation.values)
             self.progress.history.append({**record, **evaluation.values})
-            self._report(record, evaluation)
+            self._report_epoch(record, evaluation)
             epoch = self.progress.epoch
-            self.progress = replace(self.progress, epoch=epoch + 1, batch=0,
-                                    sums=Progress().sums, seconds=0.0)
+            self.progress = replace(self.progress, epoch=epoch + 1, batch=0, seconds=0.0,
+                                    sums=Progress().sums)
             self.save()
             after_epoch(epoch)
 
@@ -140,15 +163,10 @@ class Run:
         """Save the state, from which the run resumes; every process calls this."""
         if self.reports:
             self.reports.flush()
-        sums = distributed.gathered_sums(self.progress.sums)
-        progress = {**asdict(self.progress), "sums": sums}
-        distributed.save_state(self.accelerator, self.checkpoints, self.progress.epoch,
-                               self.progress.batch, progress)
-
-    def _save_within(self) -> None:
-        """Save the state within an epoch; its end is saved after the evaluation."""
-        if self.progress.batch < len(self.loader):
-            self.save()
+        progress = asdict(self.progress)
+        progress["sums"] = distributed.gathered_sums(progress["sums"])
+        name = f"{self.progress.epoch:06d}-{self.progress.batch:08d}"
+        distributed.save_state(self.accelerator, self.checkpoints, name, progress)
 
     def _train_epoch(self) -> dict[str, float]:
         """Train the rest of an epoch; return the record of the whole epoch."""
@@ -158,17 +176,15 @@ class Run:
         self.loader.set_epoch(progress.epoch)
         loader = skip_first_batches(self.loader, done) if done else self.loader
         with Recorder(open_meter(str(self.device))) as recorder:
-            rows = self._observer("train", progress.batches, recorder)
-            log = BatchLog(progress, rows, self.reports, self.config.checkpoint_steps,
-                           self._save_within)
+            log = BatchLog(self, self._observer("train", self.batches, recorder))
             begin = time.perf_counter()
-            self.trainer.train(self.on_device(loader), log, done)
+            self.trainer.train(self._on_device(loader), log, done)
             log.fetch()
             end = time.perf_counter()
         metered = self.device.type == "cuda" or self.accelerator.is_local_main_process
         energy_j = recorder.energy(begin, end).energy_j if metered else 0.0
         loss, right, samples, energy_j = distributed.gathered_sums([*progress.sums, energy_j])
-        return {"epoch": progress.epoch, "step": progress.batches - 1, "train_loss": loss / samples,
+        return {"epoch": progress.epoch, "step": self.batches - 1, "train_loss": loss / samples,
                 "train_acc@1": right / samples, "lr": self.trainer.optimizer.param_groups[0]["lr"],
                 "train_s": progress.seconds, "images_per_sec": samples / progress.seconds,
                 "energy_j": math.nan if done else energy_j}
@@ -178,13 +194,11 @@ class Run:
         loader, left = self._loader(split), len(self.data.indices[split])
         metrics = SplitMetrics(split, len(self.data.labels), self.task.multi_label,
                                self.config.eval_topk, self.device)
-        step = self.progress.epoch * len(loader) if split == "val" else 0
-        observer = self._observer(split, step)
-        for loss, scores, targets in self.trainer.predict(self.on_device(loader), observer):
+        observer = self._observer(split, self.progress.epoch * len(loader) if split == "val" else 0)
+        for loss, scores, targets in self.trainer.predict(self._on_device(loader), observer):
             batch = self.accelerator.gather((loss.expand(len(scores)), scores, targets))
             metrics.update(*[part[:left] for part in batch])  # the last batch is filled up
             left -= len(batch[0])
-            self.progress.rows += self.profile is not None
         return metrics.compute()
 
     def _keep_weights(self, values: dict[str, float]) -> None:
@@ -204,31 +218,26 @@ class Run:
             path = self.checkpoints / f"epoch_{progress.epoch:03d}.pt"
             weights.save(self.trainer.model.state_dict(), path)
 
-    def _report(self, record: dict[str, float], evaluation: Evaluation) -> None:
+    def _report_epoch(self, record: dict[str, float], evaluation: Evaluation) -> None:
         """Report an epoch and its evaluation, and print a line."""
-        if not self.first:
-            return
-        progress, name, rate = self.progress, self.config.monitor_metric, record["images_per_sec"]
+        name, best, rate = self.config.monitor_metric, self.progress.best, record["images_per_sec"]
         values = {"train/epoch_loss": record["train_loss"],
-                  "train/epoch_acc@1": record["train_acc@1"],
-                  f"best/{name}": progress.best, "energy/epoch_j": record["energy_j"],
-                  "throughput/epoch_images_per_sec": rate}
-        values = {name: value for name, value in values.items() if not math.isnan(value)}
-        self.reports.scalars(values, record["step"], progress.epoch)
-        if self.tracked:
-            self.tracked.log(values, progress.epoch)
-        self._report_evaluation(evaluation, progress.epoch)
-        self.reports.flush()
-        print(f"epoch {progress.epoch + 1}/{self.config.epochs}: train loss "
-              f"{record['train_loss']:.4f}, {name} {evaluation.values[name]:.4f} (best "
-              f"{progress.best:.4f}), {rate:,.0f} images/s", flush=True)
-
-    def _report_evaluation(self, evaluation: Evaluation, epoch: int) -> None:
-        """Report an evaluation after the last batch that was trained."""
+                  "train/epoch_acc@1": record["train_acc@1"], f"best/{name}": best,
+                  "energy/epoch_j": record["energy_j"], "throughput/epoch_images_per_sec": rate}
+        self._report(values, evaluation, self.progress.epoch)
         if self.first:
-            self.reports.evaluation(evaluation, self.progress.batches - 1, epoch, self.data.labels)
+            print(f"epoch {self.progress.epoch + 1}/{self.config.epochs}: train loss "
+                  f"{record['train_loss']:.4f}, {name} {evaluation.values[name]:.4f} (best "
+                  f"{best:.4f}), {rate:,.0f} images/s", flush=True)
+
+    def _report(self, values: dict[str, float], evaluation: Evaluation, epoch: int) -> None:
+        """Report values and an evaluation after the last batch that was trained."""
+        if self.reports:
+            known = {name: value for name, value in values.items() if not math.isnan(value)}
+            self.reports.scalars(known, self.batches - 1, epoch)
+            self.reports.evaluation(evaluation, self.batches - 1, epoch, self.data.labels)
         if self.tracked:
-            self.tracked.log(slashed(evaluation.values), epoch)
+            self.tracked.log({**values, **slashed(evaluation.values)}, epoch)
 
     def finish(self) -> dict[str, Any]:
         """Evaluate the best weights on test, where there is one; write and return the summary."""
@@ -242,26 +251,73 @@ class Run:
             weights.load_model(self.trainer.model, self.checkpoints / BEST)
             evaluation = self.evaluate("test")
             tested = evaluation.values
-            self._report_evaluation(evaluation, self.config.epochs - 1)
+            self._report({}, evaluation, self.config.epochs - 1)
         summary = plain({
             "run": self.folder.name, "dataset": self.config.dataset, "labels": self.data.labels,
             "folder": str(self.folder), "monitor": self.config.monitor_metric,
             "best_value": progress.best, "best_epoch": progress.best_epoch, "epochs": len(history),
-            "batches": progress.batches, "optimizer_steps": progress.steps,
-            "train_s": sum(record["train_s"] for record in history), "history": history,
-            "test": tested, "device": str(self.device), "finished_utc": store.utc_now()})
+            "batches": self.batches, "train_s": sum(record["train_s"] for record in history),
+            "history": history, "test": tested, "device": str(self.device),
+            "finished_utc": store.utc_now()})
         if self.first:
             store.write_json(summary, self.folder / SUMMARY)
         return summary
 
 
-def _print_notes(config: TrainConfig, data: run_data.Data) -> None:
-    """Print where the data is from, and how much of it the cap leaves."""
-    counts = [f"{len(indices):,} of {len(data.splits[split]):,} {split} samples"
-              for split, indices in data.indices.items()]
-    print(f"{data.note}\n{choices(counts)}; {len(data.labels)} classes; at most "
-          f"{config.max_datapoints_per_class} samples per class in {choices(config.capped_splits)}",
-          flush=True)
+class BatchLog(Observer):
+    """Observes an epoch of a run beside ``rows``: adds up its batches, reports them, saves states.
+
+    Losses stay on the device, and are fetched twice a second.
+    """
+
+    def __init__(self, run: Run, rows: Observer):
+        self._run, self._rows = run, rows
+        self.start, self.mark = rows.start, rows.mark
+        self._waiting: list[tuple[int, float, torch.Tensor]] = []  # samples, lr, loss with right
+        self._fetched_s = time.perf_counter()
+        self._begin_s = self._fetched_s - run.progress.seconds
+
+    def end(self, batch: Batch) -> None:
+        """Note a batch; InputError where the loss of a fetched batch is no number."""
+        self._rows.end(batch)
+        progress, config = self._run.progress, self._run.config
+        right = _right_samples(batch.logits, batch.targets)
+        both = torch.stack([batch.loss.detach().float(), right.float()])
+        self._waiting.append((len(batch.targets), batch.lr, both))
+        progress.batch += 1
+        due = batch.stepped and progress.batch < len(self._run.loader) and \
+            progress.batch // config.grad_accum_steps % config.checkpoint_steps == 0
+        if due or time.perf_counter() - self._fetched_s >= _FETCH_S:
+            self.fetch()
+        if due:
+            self._run.save()
+
+    def fetch(self) -> None:
+        """Add the waiting batches to the sums, in their order, and report them."""
+        run, progress, waiting = self._run, self._run.progress, self._waiting
+        self._waiting, number = [], run.batches - len(waiting)
+        fetched = torch.stack([both for *_, both in waiting]).tolist() if waiting else []
+        for (samples, lr, _), (loss, right) in zip(waiting, fetched, strict=True):
+            added = (loss * samples, right, samples)
+            progress.sums = [total + one for total, one in zip(progress.sums, added, strict=True)]
+            if run.reports:
+                values = {"train/step_loss": loss, "train/step_acc@1": right / samples,
+                          "train/lr": lr}
+                run.reports.scalars(values, number, progress.epoch)
+            if not math.isfinite(loss):
+                raise InputError(f"the loss is {loss} at step {number} (epoch {progress.epoch}, lr "
+                                 f"{lr:.3g}): training stops; a smaller lr, more warm-up, "
+                                 "max_grad_norm or fp32 may help")
+            number += 1
+        self._fetched_s = time.perf_counter()
+        progress.seconds = self._fetched_s - self._begin_s
+
+
+def _right_samples(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return how many samples are right; multi-label, the sum of their shares of right labels."""
+    if targets.ndim == 1:
+        return (logits.argmax(1) == targets).sum()
+    return ((logits > 0) == (targets > 0.5)).float().mean(1).sum()
 
 
 def train(config: TrainConfig, folder: Path, device: str, threads: int = 0,
