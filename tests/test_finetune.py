@@ -70,8 +70,6 @@ def same(a, b):
     return all(torch.equal(a[name], b[name]) for name in a | b)
 
 
-# ------------------------------------------------------------------------------------------------- config
-
 def test_a_config_of_the_original_is_taken_as_it_is():
     config = small(loss_name="CE", tb_root="experiments/logs", ckpt_dir="experiments/checkpoints")
     assert config.loss_name == "cross_entropy" and config.tb_root == "experiments/logs"
@@ -113,8 +111,6 @@ def test_what_does_not_fit_together_is_named(values, words):
     with refused(words):
         small(**values)
 
-
-# ------------------------------------------------------------------------------------------------- names
 
 def test_names_of_runs_and_their_versions_also_of_those_that_begin_at_the_same_moment(home):
     hub = small(model_flavour="google/vit-base", load_pretrained=True, model_suffix="-long run")
@@ -165,8 +161,6 @@ def test_a_config_chooses_where_logs_and_checkpoints_lie_and_which_splits_are_ca
     shutil.rmtree(paths.TRAINING)
     assert folders.new_folder(config).name == f"{places[1].name}-v1", "what is left of the first run is not taken up"
 
-
-# ------------------------------------------------------------------------------------------------- data
 
 @given(st.lists(st.tuples(*[st.integers(0, 1)] * 3), min_size=8, max_size=40), st.booleans(),
        st.integers(1, 4) | st.tuples(*[st.integers(1, 4)] * 3), st.integers(0, 9))
@@ -260,8 +254,6 @@ def test_batches_arrive_whole_on_a_gpu():
         assert torch.equal(product.cpu(), torch.full((256, 256), 1024.0 * number**2))
 
 
-# ------------------------------------------------------------------------------------------------- steps
-
 def test_biases_norms_and_vectors_do_not_decay():
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3).requires_grad_(False), torch.nn.BatchNorm2d(4), torch.nn.Linear(4, 2),
                                 torch.nn.LayerNorm([2, 2]))
@@ -291,8 +283,6 @@ def test_losses_against_known_answers():
     with refused("'cross_entropy' takes one class an image, but these may have several; .*: bce"):
         losses.build("cross_entropy", True)
 
-
-# ------------------------------------------------------------------------------------------------- networks
 
 COLOURS = datasets.Facts(3, 9, 2, False, (0, 0, 0))
 
@@ -351,8 +341,6 @@ def test_weights_of_torchvision_are_read_as_data(tmp_path, monkeypatch):
     with refused("its weights cannot be had .*[Ww]eights.only"):
         network.build(("a", "b"))
 
-
-# ------------------------------------------------------------------------------------------------- runs
 
 def test_a_run_from_config_to_folder(home, capsys):
     config = small(save_per_epoch_checkpoint=True, epochs=2)
@@ -486,8 +474,6 @@ def test_several_labels_focal_loss_and_bf16(home, tmp_path):
     assert math.isfinite(summary["history"][0]["train_loss"])
     assert 0.3 < summary["best_value"] < 0.8
 
-
-# ------------------------------------------------------------------------------------------------- processes
 
 @pytest.mark.parametrize("runs", [2, nightly(8)])
 def test_runs_that_are_killed_end_as_those_that_are_not(home, runs):

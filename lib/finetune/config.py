@@ -17,7 +17,6 @@ _USUAL = {"cross_entropy", "val_acc@1", "val_loss"}  # known without the librari
 Amount = number(0, 1e6)
 Classes = tuple[str, ...]  # names in the order of their indices
 Folder = Annotated[str, Field(pattern=rf"^{files.NAME}(/{files.NAME})*$", max_length=500)]
-_LOSSES = {"CE": "cross_entropy"}  # the original's names
 
 
 def _secret(value: Any) -> Any:
@@ -32,17 +31,13 @@ def _printable(value: str) -> str:
 
 
 def _loss(value: str) -> str:
+    if value == "CE":  # as the original platform names it
+        return "cross_entropy"
     if value not in _USUAL:
         from lib.work.losses import LOSSES
 
         if value not in LOSSES:
             raise ValueError(f"is no loss; there are: {choices(LOSSES)}")
-    return value
-
-
-def _differing(value: Classes) -> Classes:
-    if len(set(value)) < len(value):
-        raise ValueError("names a class twice")
     return value
 
 
@@ -61,7 +56,7 @@ class TrainConfig(Strict):
 
     root: Place
     model_flavour: Place
-    loss_name: Annotated[str, BeforeValidator(lambda value: _LOSSES.get(str(value), value)), AfterValidator(_loss)]
+    loss_name: Annotated[str, AfterValidator(_loss)]
     batch_size: Positive = 256
     num_workers: whole(0, 256) = 4
     prefetch_factor: whole(1, 1024) = 4
@@ -91,7 +86,7 @@ class TrainConfig(Strict):
     hf_token: Annotated[SecretStr | None, BeforeValidator(_secret)] = Field(None, exclude=True, repr=False)
     gpu_batch_aug: bool = False
     cpu_color_jitter: bool = False
-    class_labels: Annotated[Classes, AfterValidator(_differing)] | None = None
+    class_labels: Classes | None = None
     label2id: dict[str, Count] | None = None
     id2label: dict[Count, str] | None = None
 
@@ -123,9 +118,9 @@ class TrainConfig(Strict):
             raise ValueError(f"would keep the worst {metric}; use {right!r}")
         return value
 
-    @field_validator("label2id", "id2label")
+    @field_validator("class_labels", "label2id", "id2label")
     @classmethod
-    def _maps_fit(cls, value: dict | None, info) -> dict | None:
+    def _labels_fit(cls, value: Classes | dict | None, info) -> Classes | dict | None:
         names = _names(value) if value else None
         for other in ("class_labels", "label2id"):
             if names and (earlier := info.data.get(other)) and names != _names(earlier):
@@ -178,7 +173,7 @@ class TrainConfig(Strict):
 def _names(stated: Classes | dict) -> Classes:
     """Return the classes of a list or of either map in the order of their indices; ValueError unless these are 0, 1, ..."""
     if isinstance(stated, tuple):
-        return stated
+        stated = dict(enumerate(stated))
     by_index = {index: name for name, index in stated.items()} if isinstance(next(iter(stated), 0), str) else stated
     if sorted(by_index) != list(range(len(stated))) or len(set(by_index.values())) < len(stated):
         raise ValueError(f"must number {len(stated)} different names from 0 to {len(stated) - 1}")

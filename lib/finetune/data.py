@@ -31,7 +31,6 @@ class Data:
 
 
 def _workload(config: TrainConfig, size: int) -> Workload:
-    """Return the workload of a MedMNIST dataset."""
     return Workload(id="finetune", dataset=config.medmnist, size=max(8, size),
                     model=config.model_flavour, batch_size=config.batch_size)
 
@@ -42,8 +41,7 @@ def names_and_facts(config: TrainConfig) -> tuple[Classes, datasets.Facts]:
         table = medmnist_files.info()[config.medmnist]["label"]
         names = tuple(table[str(index)] for index in range(len(table)))
         return names, datasets.facts(_workload(config, 8))
-    where = f"root {config.root!r} names a folder, not medmnist:NAME or synthetic:NAME"
-    with beginning(where):
+    with beginning(f"root {config.root!r} names a folder, not medmnist:NAME or synthetic:NAME"):
         classes = pictures.classes(config.image_folder)
         pictures.classes(config.image_folder, "val")
     return classes, datasets.Facts(3, len(classes), 2, False, (0, 0, 0))
@@ -98,17 +96,11 @@ def _labels(config: TrainConfig, names: Classes) -> tuple[Classes, list[int]]:
 
 
 def capped(labels: np.ndarray, classes: int, most: int | tuple[int, ...], seed: int) -> list[int]:
-    """Return the samples, in order, of which no class has more than ``most``.
+    """Return the samples, in order, of which no class has more than ``most``, one number or several.
 
-    Args:
-        labels: (N, 1) classes, or (N, L) of 0 and 1, where a sample counts while each of its
-            labels is below its cap.
-        classes: the number of classes.
-        most: one number, or one per class.
-        seed: of the order in which samples are visited.
-
-    Raises:
-        InputError: for another number of caps.
+    ``labels`` are (N, 1) classes, or (N, L) of 0 and 1, where a sample counts while each of its
+    labels is below its cap. Samples are visited in an order drawn from ``seed``. Raises InputError
+    for another number of caps than of classes.
     """
     caps = np.full(classes, most) if isinstance(most, int) else np.array(most)
     if len(caps) != classes:
@@ -144,10 +136,10 @@ def loader(config: TrainConfig, samples: torch.utils.data.Dataset, train: bool,
 
 
 class Prefetched:
-    """A loader whose next batch is copied to a GPU while the device computes on this one.
+    """A loader whose next batch is copied, on a stream of its own, while a GPU computes on this one.
 
-    Copies run on a stream of their own. The computing stream waits for the copy of its batch, and
-    the allocator reuses the batch's memory only after the computing stream has finished with it.
+    The computing stream waits for the copy of its batch, and the allocator reuses the batch's
+    memory only after the computing stream has finished with it.
     """
 
     def __init__(self, loader: Iterable, device: torch.device):

@@ -46,8 +46,9 @@ def run_name(config: TrainConfig) -> str:
 def new_folder(config: TrainConfig) -> Path:
     """Make the folder of a new run, ``data/training/<dataset>/<name>``, or the first free one of ``-v1``, ``-v2``, ..."""
     parent, name = files.folder(paths.TRAINING / plain_name(config.dataset)), run_name(config)
-    for version in itertools.count():
-        folder = parent / (f"{name}-v{version}" if version else name)
+    names = itertools.chain([name], (f"{name}-v{number}" for number in itertools.count(1)))
+    while True:
+        folder = parent / next(names)
         if any(place.exists() for place in config.folders(folder)):  # in experiments/, of a run whose folder was removed
             continue
         with files.writing(folder), suppress(FileExistsError):

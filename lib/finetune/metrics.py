@@ -8,20 +8,19 @@ classes. (The platform that these names come from wrote the macro one under ``va
 import math
 import warnings
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
 import torchmetrics as tm
-from pydantic import BeforeValidator, PlainSerializer, TypeAdapter
-from pydantic.dataclasses import dataclass
 from pydantic_core import from_json, to_json
 from torch.nn.functional import one_hot
 from torchmetrics import Metric, MetricCollection
 
 from lib import store
+from lib.config.base import json_mapping
 from lib.errors import InputError, choices, refused
 
 PER_CLASS = ("acc_macro", "f1_macro", "map", "auroc_macro", "recall_macro")
@@ -64,14 +63,7 @@ def check_monitor(monitor: str, eval_topk: Sequence[int], classes: int = 0,
                          f"{choices(measured)}")
 
 
-_Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
-_Counts = Annotated[np.ndarray, BeforeValidator(partial(np.asarray, dtype=np.int64)),
-                    PlainSerializer(np.ndarray.tolist)]
-_Axis = Annotated[np.ndarray, BeforeValidator(partial(np.asarray, dtype=float)),
-                  PlainSerializer(lambda axis: axis.round(6).tolist())]
-
-
-@dataclass(frozen=True, config={"arbitrary_types_allowed": True})
+@dataclass(frozen=True)
 class Evaluation:
     """The results of a pass over a split: ``values`` by name (``val_acc@1``), and figures' data.
 
@@ -80,24 +72,27 @@ class Evaluation:
     """
 
     split: str
-    values: dict[str, _Number]
+    values: dict[str, float]
     samples: int
-    confusion: _Counts
-    roc: tuple[_Axis, _Axis]
+    confusion: np.ndarray
+    roc: tuple[np.ndarray, np.ndarray]
 
     def write(self, folder: Path) -> Path:
         """Write ``evaluation_<split>.json`` into ``folder``; undefined values are null."""
-        return store.write_json(plain(_FILE.dump_python(self)),
-                                folder / f"evaluation_{self.split}.json")
+        content = {**vars(self), "confusion": self.confusion.tolist(),
+                   "roc": [axis.round(6).tolist() for axis in self.roc]}
+        return store.write_json(plain(content), folder / f"evaluation_{self.split}.json")
 
     @classmethod
     def read(cls, path: Path) -> "Evaluation":
         """Read what ``write`` wrote; InputError for any other file."""
+        content = json_mapping(path)
         with refused(f"{path} is no evaluation: "):
-            return _FILE.validate_python(store.read_json(path))
-
-
-_FILE = TypeAdapter(Evaluation)
+            values = {name: math.nan if value is None else float(value)
+                      for name, value in content["values"].items()}
+            fpr, tpr = (np.array(axis, dtype=float) for axis in content["roc"])
+            confusion = np.array(content["confusion"], dtype=np.int64)
+            return cls(content["split"], values, content["samples"], confusion, (fpr, tpr))
 
 
 def plain(value: Any) -> Any:
@@ -140,7 +135,7 @@ class SplitMetrics:
         Means are over the classes that occur, for AUROC over those that vary.
         """
         values = dict.fromkeys(["loss", *self._metrics.keys(), "auroc_micro"], math.nan)
-        roc = ((), ())
+        roc = np.empty(0), np.empty(0)
         with warnings.catch_warnings():  # of a split without samples, of classes that do not occur
             warnings.simplefilter("ignore")
             confusion = self._confusion.compute().cpu()
@@ -158,6 +153,6 @@ class SplitMetrics:
                     values["auroc_micro"] = torch.trapezoid(tpr, fpr)
                     count = min(len(fpr), _CURVE_POINTS)
                     points = np.linspace(0, len(fpr) - 1, count).round().astype(int)
-                    roc = fpr[points], tpr[points]
+                    roc = fpr[points].numpy(), tpr[points].numpy()
         named = {f"{self.split}_{name}": float(value) for name, value in values.items()}
-        return Evaluation(self.split, named, self.samples, confusion, roc)
+        return Evaluation(self.split, named, self.samples, confusion.numpy(), roc)

@@ -5,13 +5,13 @@ last batch. So a single number says which values a resumed run drops.
 """
 
 import contextlib
+import io
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from seaborn import heatmap
@@ -90,9 +90,9 @@ class Reports:
         self.scalars(slashed(evaluation.values), step, epoch)
         drawn = {"confusion_matrix": _confusion(evaluation, labels), "roc_micro": _roc(evaluation)}
         for name, figure in drawn.items():
-            path = files.folder(self.folder / "figures") / f"{split}_{name}.png"
-            with files.writing(path):
-                figure.savefig(path, dpi=110)
+            picture = io.BytesIO()
+            figure.savefig(picture, format="png", dpi=110)
+            files.replace(self.folder / "figures" / f"{split}_{name}.png", picture.getvalue())
             with files.writing(self.events):
                 self._writer.add_figure(f"{split}/{name}", figure, step)
         with files.writing(self.events):
@@ -142,15 +142,12 @@ def _counts(evaluation: Evaluation, labels: Sequence[str]) -> pd.DataFrame:
 
 def _confusion(evaluation: Evaluation, labels: Sequence[str]) -> Figure:
     """Return the confusion matrix, coloured by the share of each row."""
-    matrix = _counts(evaluation, labels)
+    matrix = _counts(evaluation, [name.replace("$", r"\$") for name in labels])
     figure = Figure(figsize=(3 + 0.4 * min(matrix.shape[1], 40), 2.5 + 0.4 * min(len(matrix), 40)),
                     layout="constrained")
     axis = figure.subplots()
-    shares = matrix.div(matrix.sum(axis=1).clip(lower=1), axis=0).to_numpy()
-    annotated = matrix.to_numpy() if max(matrix.shape) <= _NUMBERED else None
-    heatmap(shares, vmin=0, vmax=1, cmap="Blues", cbar=False, annot=annotated, fmt=",", ax=axis)
-    axis.set_xticks(np.arange(matrix.shape[1]) + 0.5, matrix.columns, parse_math=False, rotation=90)
-    axis.set_yticks(np.arange(len(matrix)) + 0.5, matrix.index, parse_math=False, rotation=0)
+    heatmap(matrix.div(matrix.sum(axis=1).clip(lower=1), axis=0), vmin=0, vmax=1, cmap="Blues",
+            cbar=False, annot=matrix if len(matrix) <= _NUMBERED else None, fmt=",", ax=axis)
     axis.set(ylabel="truth", xlabel="predicted", title=f"{evaluation.split}: confusion matrix")
     return figure
 

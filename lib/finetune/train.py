@@ -2,9 +2,9 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from lib.measure.training.profiler import BatchProfiler, constants
 from lib.work import distributed, weights
 from lib.work.training import Batch, Observer, Options, Recipe, Trainer
 
-SUMMARY, PROFILE, BEST, BEST_META = "summary.json", "profile.csv", "best.pt", "_best_meta.json"
+SUMMARY, PROFILE, BEST = "summary.json", "profile.csv", "best.pt"
 _ORPHANS_S = 20.0  # workers of a loader may outlive a killed run so long; they hold its lock
 _FETCH_S = 0.5  # between two fetches of losses from the device
 _KINDS = {split: kind for kind, split in PASSES.items()}  # what a pass is called in a profile
@@ -59,13 +59,11 @@ class Run:
         """Resolve data and model; InputError for whatever is missing or does not fit."""
         self.config, self.folder, self.device = config, folder, device
         self.accelerator, self.first = accelerator, accelerator.is_main_process
-        self.reports: Reports | None = None
-        self.tracked: TrackedRun | None = None
-        self.profile: store.Appender | None = None
+        self.reports = self.tracked = self.profile = None  # but in the first process
         self.events, self.checkpoints = config.folders(folder)
         self.task, self.data = models.prepare(config, folder.name)
-        check_monitor(config.monitor_metric, config.eval_topk, len(self.data.labels),
-                      self.task.multi_label)
+        classes = len(self.data.labels)
+        check_monitor(config.monitor_metric, config.eval_topk, classes, self.task.multi_label)
         if config.batch_size % accelerator.num_processes:
             raise InputError(f"batch_size {config.batch_size} cannot be shared by "
                              f"{accelerator.num_processes} processes; choose a multiple")
@@ -73,7 +71,7 @@ class Run:
             folders.stored_config(folder, config)
             counts = [f"{len(indices):,} of {len(self.data.splits[split].labels):,} {split} samples"
                       for split, indices in self.data.indices.items()]
-            print(f"{self.data.note}\n{choices(counts)}; {len(self.data.labels)} classes; at most "
+            print(f"{self.data.note}\n{choices(counts)}; {classes} classes; at most "
                   f"{config.max_datapoints_per_class} samples per class in "
                   f"{choices(config.capped_splits)}", flush=True)
         self.loader = self._loader("train")
@@ -110,26 +108,24 @@ class Run:
         """Return how many batches are trained."""
         return self.progress.epoch * len(self.loader) + self.progress.batch
 
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Open the reports and the profile, which the first process writes, and close them."""
-        with ExitStack() as stack:
-            if self.first and self.config.mlflow:
-                self.tracked = stack.enter_context(
-                    TrackedRun(self.folder, self.config.dataset, self.config.content()))
-            if self.first:
-                self.reports = stack.enter_context(
-                    closing(Reports(self.folder, self.events, self.batches)))
-            if self.first and self.config.profile:
-                path = self.folder / PROFILE
-                if not path.exists():
-                    store.write_meta(path, "profile", run_id=self.folder.name,
-                                     started_utc=store.utc_now(), data_note=self.data.note,
-                                     parameters=self.config.content(), **machine.identity())
-                evaluated = self.progress.epoch * len(self._loader("val"))
-                self.profile = stack.enter_context(closing(
-                    resumed(path, "profile", lambda rows: rows.head(self.batches + evaluated))))
-            yield
+    def open_records(self, stack: ExitStack) -> None:
+        """Open the reports and the profile, which the first process writes, until a stack ends."""
+        if not self.first:
+            return
+        config, path = self.config, self.folder / PROFILE
+        if config.mlflow:
+            tracked = TrackedRun(self.folder, config.dataset, config.content())
+            self.tracked = stack.enter_context(tracked)
+        reports = Reports(self.folder, self.events, self.batches)
+        self.reports = stack.enter_context(closing(reports))
+        if config.profile and not path.exists():
+            store.write_meta(path, "profile", run_id=self.folder.name, data_note=self.data.note,
+                             started_utc=store.utc_now(), parameters=config.content(),
+                             **machine.identity())
+        if config.profile:
+            kept = self.batches + self.progress.epoch * len(self._loader("val"))
+            profile = resumed(path, "profile", lambda rows: rows.head(kept))
+            self.profile = stack.enter_context(closing(profile))
 
     def _observer(self, split: str, step: int, recorder: Recorder | None = None) -> Observer:
         """Return what writes the profile's rows of a pass, if there is a profile."""
@@ -142,20 +138,28 @@ class Run:
         return observer
 
     def _on_device(self, loader: Iterable) -> Iterable:
-        """Return a loader whose batches are copied ahead of time where the device is a GPU."""
         return run_data.Prefetched(loader, self.device) if self.device.type == "cuda" else loader
 
     def train(self, after_epoch: Callable[[int], None]) -> None:
         """Train the epochs that are left; after each, validate, and save weights and state."""
-        while self.progress.epoch < self.config.epochs:
+        progress, config = self.progress, self.config
+        for epoch in range(progress.epoch, config.epochs):
             record = self._train_epoch()
             evaluation = self.evaluate("val")
-            self._keep_weights(evaluation.values)
-            self.progress.history.append({**record, **evaluation.values})
-            self._report_epoch(record, evaluation)
-            epoch = self.progress.epoch
-            self.progress = replace(self.progress, epoch=epoch + 1, batch=0, seconds=0.0,
-                                    sums=Progress().sums)
+            value, rate = evaluation.values[config.monitor_metric], record["images_per_sec"]
+            self._keep_weights(value)
+            progress.history.append({**record, **evaluation.values})
+            self._report({"train/epoch_loss": record["train_loss"],
+                          "train/epoch_acc@1": record["train_acc@1"],
+                          f"best/{config.monitor_metric}": progress.best,
+                          "energy/epoch_j": record["energy_j"],
+                          "throughput/epoch_images_per_sec": rate}, evaluation)
+            if self.first:
+                print(f"epoch {epoch + 1}/{config.epochs}: train loss {record['train_loss']:.4f}, "
+                      f"{config.monitor_metric} {value:.4f} (best {progress.best:.4f}), "
+                      f"{rate:,.0f} images/s", flush=True)
+            progress.epoch, progress.batch, progress.seconds = epoch + 1, 0, 0.0
+            progress.sums = Progress().sums
             self.save()
             after_epoch(epoch)
 
@@ -201,41 +205,29 @@ class Run:
             left -= len(batch[0])
         return metrics.compute()
 
-    def _keep_weights(self, values: dict[str, float]) -> None:
-        """Keep the weights of an epoch where it is the best so far, or all are kept."""
+    def _keep_weights(self, value: float) -> None:
+        """Keep the weights of an epoch where its value is the best so far, or all are kept."""
         config, progress = self.config, self.progress
-        value = values[config.monitor_metric]
-        lowest = config.monitor_mode == "min"
-        better = value < progress.best if lowest else value > progress.best
-        if better or (math.isnan(progress.best) and not math.isnan(value)):
+        sign = -1 if config.monitor_mode == "min" else 1
+        first = math.isnan(progress.best) and not math.isnan(value)
+        if first or sign * value > sign * progress.best:
             progress.best, progress.best_epoch = value, progress.epoch
             if self.first:
                 weights.save(self.trainer.model.state_dict(), self.checkpoints / BEST)
                 meta = {"best_value": value, "epoch": progress.epoch, "best_ckpt": BEST,
                         "monitor": config.monitor_metric, "mode": config.monitor_mode}
-                store.write_json(meta, self.checkpoints / BEST_META)
+                store.write_json(meta, self.checkpoints / "_best_meta.json")
         if config.save_per_epoch_checkpoint and self.first:
             path = self.checkpoints / f"epoch_{progress.epoch:03d}.pt"
             weights.save(self.trainer.model.state_dict(), path)
 
-    def _report_epoch(self, record: dict[str, float], evaluation: Evaluation) -> None:
-        """Report an epoch and its evaluation, and print a line."""
-        name, best, rate = self.config.monitor_metric, self.progress.best, record["images_per_sec"]
-        values = {"train/epoch_loss": record["train_loss"],
-                  "train/epoch_acc@1": record["train_acc@1"], f"best/{name}": best,
-                  "energy/epoch_j": record["energy_j"], "throughput/epoch_images_per_sec": rate}
-        self._report(values, evaluation, self.progress.epoch)
-        if self.first:
-            print(f"epoch {self.progress.epoch + 1}/{self.config.epochs}: train loss "
-                  f"{record['train_loss']:.4f}, {name} {evaluation.values[name]:.4f} (best "
-                  f"{best:.4f}), {rate:,.0f} images/s", flush=True)
-
-    def _report(self, values: dict[str, float], evaluation: Evaluation, epoch: int) -> None:
+    def _report(self, values: dict[str, float], evaluation: Evaluation) -> None:
         """Report values and an evaluation after the last batch that was trained."""
+        step, epoch = self.batches - 1, len(self.progress.history) - 1
+        values = {name: value for name, value in values.items() if not math.isnan(value)}
         if self.reports:
-            known = {name: value for name, value in values.items() if not math.isnan(value)}
-            self.reports.scalars(known, self.batches - 1, epoch)
-            self.reports.evaluation(evaluation, self.batches - 1, epoch, self.data.labels)
+            self.reports.scalars(values, step, epoch)
+            self.reports.evaluation(evaluation, step, epoch, self.data.labels)
         if self.tracked:
             self.tracked.log({**values, **slashed(evaluation.values)}, epoch)
 
@@ -251,7 +243,7 @@ class Run:
             weights.load_model(self.trainer.model, self.checkpoints / BEST)
             evaluation = self.evaluate("test")
             tested = evaluation.values
-            self._report({}, evaluation, self.config.epochs - 1)
+            self._report({}, evaluation)
         summary = plain({
             "run": self.folder.name, "dataset": self.config.dataset, "labels": self.data.labels,
             "folder": str(self.folder), "monitor": self.config.monitor_metric,
@@ -281,9 +273,13 @@ class BatchLog(Observer):
         """Note a batch; InputError where the loss of a fetched batch is no number."""
         self._rows.end(batch)
         progress, config = self._run.progress, self._run.config
-        right = _right_samples(batch.logits, batch.targets)
-        both = torch.stack([batch.loss.detach().float(), right.float()])
-        self._waiting.append((len(batch.targets), batch.lr, both))
+        logits, targets = batch.logits, batch.targets
+        if targets.ndim == 1:
+            right = (logits.argmax(1) == targets).float().sum()
+        else:  # of each sample, the share of right labels
+            right = ((logits > 0) == (targets > 0.5)).float().mean(1).sum()
+        both = torch.stack([batch.loss.detach().float(), right])
+        self._waiting.append((len(targets), batch.lr, both))
         progress.batch += 1
         due = batch.stepped and progress.batch < len(self._run.loader) and \
             progress.batch // config.grad_accum_steps % config.checkpoint_steps == 0
@@ -313,27 +309,14 @@ class BatchLog(Observer):
         progress.seconds = self._fetched_s - self._begin_s
 
 
-def _right_samples(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return how many samples are right; multi-label, the sum of their shares of right labels."""
-    if targets.ndim == 1:
-        return (logits.argmax(1) == targets).sum()
-    return ((logits > 0) == (targets > 0.5)).float().mean(1).sum()
-
-
 def train(config: TrainConfig, folder: Path, device: str, threads: int = 0,
           after_epoch: Callable[[int], None] = lambda epoch: None) -> dict[str, Any]:
     """Train a config in ``folder``, from its last state if there is one; return its summary.
 
-    Args:
-        config: what to train.
-        folder: of the run; what it prints is also in ``log.txt`` there.
-        device: device id, such as cuda:0; one of the processes that torchrun started has its own.
-        threads: of the CPU; 0: the config's.
-        after_epoch: called with each epoch once its state is saved; it may raise to stop.
-
-    Raises:
-        InputError: for a config that cannot be run, a NaN loss, a full disk, and too little
-            memory; earlier states stay.
+    ``device`` is an id, such as cuda:0; of several processes each has its own. ``threads`` 0 are
+    the config's. ``after_epoch`` is called with each epoch once its state is saved; it may raise to
+    stop. Raises InputError for a config that cannot be run, a NaN loss, a full disk, and too little
+    memory; earlier states stay.
     """
     place = machine.device(distributed.local_device(str(machine.device(device))))
     with ExitStack() as stack:
@@ -348,9 +331,9 @@ def train(config: TrainConfig, folder: Path, device: str, threads: int = 0,
             return store.read_json(folder / SUMMARY)
         try:
             run = Run(config, folder, place, accelerator)
-            with run.recording():
-                run.train(after_epoch)
-                return run.finish()
+            run.open_records(stack)
+            run.train(after_epoch)
+            return run.finish()
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 raise InputError(f"{folder}: out of memory; a smaller batch_size with more "
