@@ -204,7 +204,6 @@ def opened(**changes):
 
 
 def test_a_folder_of_images_and_its_labels(folder):
-    (folder / "train/.ipynb_checkpoints").mkdir()
     data = opened(root=str(folder), image_size=16)
     assert data.labels == ("cat", "dog") and data.data_source == "imagefolder" and small(root=str(folder)).dataset == "pets"
     assert data.splits["test"].labels.ravel().tolist() == [1] * 6, "classes are those of train, also where some are missing"
@@ -213,12 +212,6 @@ def test_a_folder_of_images_and_its_labels(folder):
     mapped = opened(root=str(folder), label2id={"dog": 0, "cat": 1})
     assert mapped.labels == ("dog", "cat") and mapped.splits["train"].labels.ravel().tolist() == [1] * 6 + [0] * 6
     assert mapped.splits["train"][0][1].tolist() == [1]
-    (folder / "train/cat/0.png").write_bytes(b"no picture")
-    with refused(r"train/cat/0\.png cannot be read: Pillow knows no picture of this kind"):
-        data.splits["train"][0]
-    (folder / "val/fox").mkdir()
-    with refused("val has classes that train/ has not: fox; train/ has: cat, dog"):
-        opened(root=str(folder))
 
 
 def test_several_labels_of_an_image_are_in_the_order_of_the_config(home):

@@ -25,10 +25,6 @@ class Data:
     data_source: str
     note: str
 
-    def used(self, split: str) -> torch.utils.data.Subset:
-        """Return the samples of a split that the cap leaves."""
-        return torch.utils.data.Subset(self.splits[split], self.indices[split])
-
 
 def _workload(config: TrainConfig, size: int) -> Workload:
     return Workload(id="finetune", dataset=config.medmnist, size=max(8, size),

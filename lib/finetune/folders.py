@@ -14,10 +14,7 @@ CONFIG = "train_config.json"
 
 
 def check(config: TrainConfig) -> None:
-    """Raise InputError for a dataset or model that exists on no machine.
-
-    Folders and the hub are not checked. Names of torchvision load torch.
-    """
+    """Raise InputError for a dataset or model that exists on no machine; folders and the hub are not checked."""
     model = config.model_flavour
     pictures = config.medmnist and not config.medmnist.endswith("3d") or ":" not in config.root
     scratch = model in ("simple_cnn", "resnet18_2d") and not config.load_pretrained

@@ -13,7 +13,6 @@ from lib import files, locks, paths
 from lib.errors import one_line, refused
 
 RUN_ID = "mlflow_run_id"
-_LONGEST = 6000  # characters of a parameter that MLflow takes
 _WAIT_S = 60.0  # for another process that makes the same store
 _USUAL = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "WARNING",
           "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}  # a server that is away is no reason to wait long
@@ -58,8 +57,8 @@ class TrackedRun:
         found = self._client.get_experiment_by_name(experiment)
         number = found.experiment_id if found else self._client.create_experiment(experiment)
         run = self._client.create_run(number, run_name=folder.name, tags={"folder": str(folder)})
-        params = [Param(name, str(value)[:_LONGEST]) for name, value in config.items()]
-        self._client.log_batch(run.info.run_id, params=params)
+        params = [Param(name, str(value)[:6000]) for name, value in config.items()]
+        self._client.log_batch(run.info.run_id, params=params)  # 6000 characters at most
         return run.info.run_id
 
     def log(self, values: Mapping[str, float], step: int) -> None:

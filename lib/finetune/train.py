@@ -82,8 +82,8 @@ class Run:
 
     def _loader(self, split: str) -> Any:
         """Return the loader of a split; each process has its share of every batch."""
-        loader = run_data.loader(self.config, self.data.used(split), split == "train",
-                                 self.device.type == "cuda")
+        used = torch.utils.data.Subset(self.data.splits[split], self.data.indices[split])
+        loader = run_data.loader(self.config, used, split == "train", self.device.type == "cuda")
         return self.accelerator.prepare_data_loader(loader)
 
     def _trainer(self) -> Trainer:
