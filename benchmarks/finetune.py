@@ -59,14 +59,14 @@ class Ours:
         decoded = Decoded(self.run.data.splits["train"], self.run.data.indices["train"])
         self.run.data = dataclasses.replace(self.run.data, splits={**self.run.data.splits, "train": decoded})
         self.run.loader = self.run._loader("train")
-        stack.enter_context(self.run.recording())
+        self.run.open_records(stack)
 
     def epoch(self) -> float:
         """Train one epoch; return its seconds."""
         begin = time.perf_counter()
         self.run._train_epoch()
         seconds = time.perf_counter() - begin
-        self.run.progress = dataclasses.replace(self.run.progress, epoch=self.run.progress.epoch + 1, batch=0)
+        self.run.progress.epoch, self.run.progress.batch = self.run.progress.epoch + 1, 0
         return seconds
 
 

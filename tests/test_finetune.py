@@ -70,8 +70,6 @@ def same(a, b):
     return all(torch.equal(a[name], b[name]) for name in a | b)
 
 
-# ------------------------------------------------------------------------------------------------- config
-
 def test_a_config_of_the_original_is_taken_as_it_is():
     config = small(loss_name="CE", tb_root="experiments/logs", ckpt_dir="experiments/checkpoints")
     assert config.loss_name == "cross_entropy" and config.tb_root == "experiments/logs"
@@ -91,7 +89,7 @@ def test_json_out_and_in_is_the_same_config_without_the_token():
 
 
 def test_all_that_is_wrong_is_told_at_once_by_field_and_never_the_token():
-    wrong = {"docker_image": "lab/torch:2", "env": {"KEY": "secret-123"},
+    wrong = {"env": {"KEY": "secret-123"},
              "model_flavour": " ", "loss_name": "lossy", "lr": -1, "monitor_metric": "val_acc@7", "hf_token": ["secret-123"],
              "label2id": {"a": 0, "b": 2}, "unknown": 1, "max_datapoints_per_class": 0}
     with pytest.raises(ValidationError) as error:
@@ -103,9 +101,6 @@ def test_all_that_is_wrong_is_told_at_once_by_field_and_never_the_token():
     with pytest.raises(InputError) as error:
         build(TrainConfig, wrong, "test")
     assert "secret-123" not in str(error.value) and "lossy" in str(error.value)
-    with pytest.raises(InputError, match="^test: docker_image is refused, because a run starts no container; start the agent"):
-        build(TrainConfig, {**SMALL, "docker_image": "lab/torch:2"}, "test")
-    assert small(docker_image="", env={}).content() == small().content()
 
 
 @pytest.mark.parametrize("values, words", [
@@ -116,8 +111,6 @@ def test_what_does_not_fit_together_is_named(values, words):
     with refused(words):
         small(**values)
 
-
-# ------------------------------------------------------------------------------------------------- names
 
 def test_names_of_runs_and_their_versions_also_of_those_that_begin_at_the_same_moment(home):
     hub = small(model_flavour="google/vit-base", load_pretrained=True, model_suffix="-long run")
@@ -169,8 +162,6 @@ def test_a_config_chooses_where_logs_and_checkpoints_lie_and_which_splits_are_ca
     assert folders.new_folder(config).name == f"{places[1].name}-v1", "what is left of the first run is not taken up"
 
 
-# ------------------------------------------------------------------------------------------------- data
-
 @given(st.lists(st.tuples(*[st.integers(0, 1)] * 3), min_size=8, max_size=40), st.booleans(),
        st.integers(1, 4) | st.tuples(*[st.integers(1, 4)] * 3), st.integers(0, 9))
 def test_a_cap_holds_for_each_class_and_no_sample_is_left_out_in_vain(rows, several, most, seed):
@@ -213,7 +204,6 @@ def opened(**changes):
 
 
 def test_a_folder_of_images_and_its_labels(folder):
-    (folder / "train/.ipynb_checkpoints").mkdir()
     data = opened(root=str(folder), image_size=16)
     assert data.labels == ("cat", "dog") and data.data_source == "imagefolder" and small(root=str(folder)).dataset == "pets"
     assert data.splits["test"].labels.ravel().tolist() == [1] * 6, "classes are those of train, also where some are missing"
@@ -222,12 +212,6 @@ def test_a_folder_of_images_and_its_labels(folder):
     mapped = opened(root=str(folder), label2id={"dog": 0, "cat": 1})
     assert mapped.labels == ("dog", "cat") and mapped.splits["train"].labels.ravel().tolist() == [1] * 6 + [0] * 6
     assert mapped.splits["train"][0][1].tolist() == [1]
-    (folder / "train/cat/0.png").write_bytes(b"no picture")
-    with refused(r"train/cat/0\.png cannot be read: Pillow knows no picture of this kind"):
-        data.splits["train"][0]
-    (folder / "val/fox").mkdir()
-    with refused("val has classes that train/ has not: fox; train/ has: cat, dog"):
-        opened(root=str(folder))
 
 
 def test_several_labels_of_an_image_are_in_the_order_of_the_config(home):
@@ -263,8 +247,6 @@ def test_batches_arrive_whole_on_a_gpu():
         assert torch.equal(product.cpu(), torch.full((256, 256), 1024.0 * number**2))
 
 
-# ------------------------------------------------------------------------------------------------- steps
-
 def test_biases_norms_and_vectors_do_not_decay():
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3).requires_grad_(False), torch.nn.BatchNorm2d(4), torch.nn.Linear(4, 2),
                                 torch.nn.LayerNorm([2, 2]))
@@ -294,8 +276,6 @@ def test_losses_against_known_answers():
     with refused("'cross_entropy' takes one class an image, but these may have several; .*: bce"):
         losses.build("cross_entropy", True)
 
-
-# ------------------------------------------------------------------------------------------------- networks
 
 COLOURS = datasets.Facts(3, 9, 2, False, (0, 0, 0))
 
@@ -354,8 +334,6 @@ def test_weights_of_torchvision_are_read_as_data(tmp_path, monkeypatch):
     with refused("its weights cannot be had .*[Ww]eights.only"):
         network.build(("a", "b"))
 
-
-# ------------------------------------------------------------------------------------------------- runs
 
 def test_a_run_from_config_to_folder(home, capsys):
     config = small(save_per_epoch_checkpoint=True, epochs=2)
@@ -489,8 +467,6 @@ def test_several_labels_focal_loss_and_bf16(home, tmp_path):
     assert math.isfinite(summary["history"][0]["train_loss"])
     assert 0.3 < summary["best_value"] < 0.8
 
-
-# ------------------------------------------------------------------------------------------------- processes
 
 @pytest.mark.parametrize("runs", [2, nightly(8)])
 def test_runs_that_are_killed_end_as_those_that_are_not(home, runs):

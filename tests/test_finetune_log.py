@@ -92,7 +92,7 @@ def test_an_evaluation_has_scalars_figures_and_a_table(tmp_path, multi_label):
 
 def test_the_table_counts_what_the_matrix_does():
     def table(matrix, names):
-        return reports.table(Evaluation("val", {}, 1, matrix, ((), ())), names).splitlines()[2:]
+        return reports.table(Evaluation("val", {}, 1, np.array(matrix), ((), ())), names).splitlines()[2:]
 
     assert table([[2, 0], [1, 0]], ["cat", "dog"]) == ["| cat | 2 | 0 |", "| dog | 1 | 0 |"]
     assert table([[[4, 3], [2, 1]]], ["a|b"]) == ["| a\\|b | 4 | 3 | 2 | 1 |"]

@@ -56,6 +56,5 @@ def test_what_a_process_of_several_refuses_is_refused_and_one_that_ends_is_an_er
 
 def test_processes_see_their_gpus_alone(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-    assert distributed._environment(["cuda:1", "cuda:3"], 2) == {"CUDA_VISIBLE_DEVICES": "5,7", "OMP_NUM_THREADS": "2"}
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert distributed._environment(["cuda:1", "cuda:3"], 0) == {"CUDA_VISIBLE_DEVICES": "1,3"}
+    found = distributed.torchrun("tests.light:where", {}, ["cuda:1", "cuda:3"], 2)
+    assert found["card"] == "5,7" and found["devices"] == ["cuda:0"] and found["threads"] == [2, "2"]

@@ -52,7 +52,6 @@ Seed = whole(0, 2**32 - 1)
 PlainName = text(rf"^{NAME}$")
 _REASONS = 5  # wrong values that one line names
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")  # in a model, in a dataclass
-REFUSED = "refused"  # the type of an error whose value is not shown
 _SHORT = reprlib.Repr()  # how a wrong value looks in it: a file may hold anything, and more of it than memory holds
 _SHORT.maxstring = _SHORT.maxother = 100
 _SHORT.maxlevel = 2
@@ -85,8 +84,6 @@ def _reason(error: dict) -> str:
         return f"unknown name {name!r}"
     if error["type"] == "missing":
         return f"{name} is missing"
-    if error["type"] == REFUSED:
-        return f"{name} {error['msg']}"
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
     if isinstance(error["input"], dict) and error["type"] == "value_error":  # of several values together
         return f"{name}: {message}" if error["loc"] else message

@@ -1,16 +1,14 @@
 """The config of a run, ``TrainConfig``, checked field by field, and the named configs of ``params/training.yaml``."""
 
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, field_validator
 
 from lib import files, paths
-from lib.config.base import REFUSED, Count, Positive, Seed, Strict, Threads, number, some, whole
+from lib.config.base import Count, Positive, Seed, Strict, Threads, number, some, whole
 from lib.config.definitions import table
-from lib.errors import InputError, choices, entry
+from lib.errors import choices, entry
 from lib.work import medmnist_files
 
 DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
@@ -19,22 +17,11 @@ _USUAL = {"cross_entropy", "val_acc@1", "val_loss"}  # known without the librari
 Amount = number(0, 1e6)
 Classes = tuple[str, ...]  # names in the order of their indices
 Folder = Annotated[str, Field(pattern=rf"^{files.NAME}(/{files.NAME})*$", max_length=500)]
-OUTSIDE = "experiments/"  # of places that are not in the run's folder
-_INSTEAD = {
-    "docker_image": "is refused, because a run starts no container; start the agent, or this command, inside of that image",
-    "env": "is refused, because a run sets no environment variables; set them where the agent, or this command, starts"}
-_LOSSES = {"CE": "cross_entropy"}  # the original's names
 
 
 def _secret(value: Any) -> Any:
     """Take any value as a secret: an error about its type would show it."""
     return value if value is None or isinstance(value, SecretStr) else SecretStr(str(value))
-
-
-def _refused(value: Any, info: ValidationInfo) -> None:
-    """Take an empty value of a field that no run uses; refuse any other without showing it: ``env`` may hold secrets."""
-    if value not in (None, "", {}, []):
-        raise PydanticCustomError(REFUSED, _INSTEAD[info.field_name])
 
 
 def _printable(value: str) -> str:
@@ -44,6 +31,8 @@ def _printable(value: str) -> str:
 
 
 def _loss(value: str) -> str:
+    if value == "CE":  # as the original platform names it
+        return "cross_entropy"
     if value not in _USUAL:
         from lib.work.losses import LOSSES
 
@@ -52,13 +41,6 @@ def _loss(value: str) -> str:
     return value
 
 
-def _differing(value: Classes) -> Classes:
-    if len(set(value)) < len(value):
-        raise ValueError("names a class twice")
-    return value
-
-
-Refused = Annotated[None, BeforeValidator(_refused)]
 Place = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_printable)]
 
 
@@ -74,7 +56,7 @@ class TrainConfig(Strict):
 
     root: Place
     model_flavour: Place
-    loss_name: Annotated[str, BeforeValidator(lambda value: _LOSSES.get(str(value), value)), AfterValidator(_loss)]
+    loss_name: Annotated[str, AfterValidator(_loss)]
     batch_size: Positive = 256
     num_workers: whole(0, 256) = 4
     prefetch_factor: whole(1, 1024) = 4
@@ -102,11 +84,9 @@ class TrainConfig(Strict):
     max_datapoints_per_class: Positive | some(Positive) = 10_000
 
     hf_token: Annotated[SecretStr | None, BeforeValidator(_secret)] = Field(None, exclude=True, repr=False)
-    docker_image: Refused = Field(None, exclude=True)
-    env: Refused = Field(None, exclude=True)
     gpu_batch_aug: bool = False
     cpu_color_jitter: bool = False
-    class_labels: Annotated[Classes, AfterValidator(_differing)] | None = None
+    class_labels: Classes | None = None
     label2id: dict[str, Count] | None = None
     id2label: dict[Count, str] | None = None
 
@@ -138,9 +118,9 @@ class TrainConfig(Strict):
             raise ValueError(f"would keep the worst {metric}; use {right!r}")
         return value
 
-    @field_validator("label2id", "id2label")
+    @field_validator("class_labels", "label2id", "id2label")
     @classmethod
-    def _maps_fit(cls, value: dict | None, info) -> dict | None:
+    def _labels_fit(cls, value: Classes | dict | None, info) -> Classes | dict | None:
         names = _names(value) if value else None
         for other in ("class_labels", "label2id"):
             if names and (earlier := info.data.get(other)) and names != _names(earlier):
@@ -179,8 +159,10 @@ class TrainConfig(Strict):
 
     def folders(self, run: Path) -> tuple[Path, Path]:
         """Return the folders of TensorBoard's files and of the checkpoints of a run in the folder ``run``."""
-        tensorboard, checkpoints = (paths.OUTPUT / name / run.parent.name / run.name if name.startswith(OUTSIDE) else run / name
-                                    for name in (self.tb_root, self.ckpt_dir))
+        outside = Path(run.parent.name, run.name)
+        tensorboard, checkpoints = (
+            paths.OUTPUT / name / outside if name.startswith("experiments/") else run / name
+            for name in (self.tb_root, self.ckpt_dir))
         return tensorboard, checkpoints
 
     def content(self) -> dict[str, Any]:
@@ -191,7 +173,7 @@ class TrainConfig(Strict):
 def _names(stated: Classes | dict) -> Classes:
     """Return the classes of a list or of either map in the order of their indices; ValueError unless these are 0, 1, ..."""
     if isinstance(stated, tuple):
-        return stated
+        stated = dict(enumerate(stated))
     by_index = {index: name for name, index in stated.items()} if isinstance(next(iter(stated), 0), str) else stated
     if sorted(by_index) != list(range(len(stated))) or len(set(by_index.values())) < len(stated):
         raise ValueError(f"must number {len(stated)} different names from 0 to {len(stated) - 1}")
@@ -200,7 +182,4 @@ def _names(stated: Classes | dict) -> Classes:
 
 def load_configs(path: Path = paths.PARAMS / "training.yaml") -> dict[str, TrainConfig]:
     """Read named configs, a mapping ``configs:``; InputError names the file, the entry and each wrong value."""
-    configs = table(path, "configs", TrainConfig, named="")
-    if wrong := [name for name in configs if not re.fullmatch(files.NAME, name)]:
-        raise InputError(f"{path}: {wrong[0]!r} is no name: up to a hundred letters, digits, dots, dashes and underscores")
-    return configs
+    return table(path, "configs", TrainConfig, named="")

@@ -1,7 +1,7 @@
 """The data of a run: splits, names of classes, a cap of samples per class, and loaders."""
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,51 +15,18 @@ from lib.finetune.transforms import Inputs, Prepare
 from lib.work import datasets, medmnist_files, pictures
 
 
-class Samples(torch.utils.data.Dataset):
-    """A split of (tensor, label array) in the order of the config's classes.
-
-    ``order`` is the new index of each class of the dataset; None where they are the same.
-    """
-
-    def __init__(self, images: torch.utils.data.Dataset, order: Sequence[int] | None):
-        self.images, self._order = images, order
-
-    def __len__(self) -> int:
-        return datasets.length(self.images)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, np.ndarray]:
-        inputs, label = self.images[index]
-        return inputs, self._ordered(np.atleast_1d(label))
-
-    @property
-    def labels(self) -> np.ndarray:
-        """All labels: (N, 1) classes, or (N, L) of 0 and 1."""
-        return self._ordered(self.images.labels)
-
-    def _ordered(self, labels: np.ndarray) -> np.ndarray:
-        if not self._order:
-            return labels
-        several = labels.shape[-1] > 1
-        return labels[..., np.argsort(self._order)] if several else np.take(self._order, labels)
-
-
 @dataclass(frozen=True)
 class Data:
     """The splits of a run, test where there is one; ``indices`` are the samples below the cap."""
 
-    splits: dict[str, Samples]
+    splits: dict[str, torch.utils.data.Dataset]
     indices: dict[str, list[int]]
     labels: Classes
     data_source: str
     note: str
 
-    def used(self, split: str) -> torch.utils.data.Subset:
-        """Return the samples of a split that the cap leaves."""
-        return torch.utils.data.Subset(self.splits[split], self.indices[split])
-
 
 def _workload(config: TrainConfig, size: int) -> Workload:
-    """Return the workload of a MedMNIST dataset."""
     return Workload(id="finetune", dataset=config.medmnist, size=max(8, size),
                     model=config.model_flavour, batch_size=config.batch_size)
 
@@ -70,15 +37,14 @@ def names_and_facts(config: TrainConfig) -> tuple[Classes, datasets.Facts]:
         table = medmnist_files.info()[config.medmnist]["label"]
         names = tuple(table[str(index)] for index in range(len(table)))
         return names, datasets.facts(_workload(config, 8))
-    where = f"root {config.root!r} names a folder, not medmnist:NAME or synthetic:NAME"
-    with beginning(where):
+    with beginning(f"root {config.root!r} names a folder, not medmnist:NAME or synthetic:NAME"):
         classes = pictures.classes(config.image_folder)
         pictures.classes(config.image_folder, "val")
     return classes, datasets.Facts(3, len(classes), 2, False, (0, 0, 0))
 
 
 def open_data(config: TrainConfig, inputs: Inputs, names: Classes) -> Data:
-    """Open all splits for a model.
+    """Open all splits for a model; an item is a tensor and its label array.
 
     Raises InputError for what is missing, damaged, or does not fit the labels of the config.
     """
@@ -86,61 +52,51 @@ def open_data(config: TrainConfig, inputs: Inputs, names: Classes) -> Data:
     prepare = {split: Prepare(inputs, config.cpu_color_jitter and split == "train")
                for split in medmnist_files.SPLITS}
     if config.medmnist:
-        images, source, note = _medmnist(config, inputs, prepare)
+        workload = _workload(config, inputs.size)
+        opened = datasets.open_splits(workload, config.root.partition(":")[0], "native")
+        splits, source, note = opened.splits, opened.data_source, opened.note
+        if datasets.facts(workload).spatial == 2:
+            for split, samples in splits.items():
+                samples.transform = prepare[split]
+        elif config.cpu_color_jitter or config.gpu_batch_aug:
+            raise InputError("cpu_color_jitter and gpu_batch_aug change pictures, but "
+                             f"{config.root} holds volumes; set both to false")
     else:
-        images = pictures.splits(config.image_folder, prepare)
+        splits = pictures.splits(config.image_folder, prepare)
         source, note = "imagefolder", f"Images from {config.root}."
-    splits = {split: Samples(of_split, order) for split, of_split in images.items()}
     indices = {}
     for split, samples in splits.items():
-        indices[split] = list(range(len(samples)))
+        if samples.labels.shape[1] > 1:
+            samples.labels = samples.labels[:, np.argsort(order)]
+        else:
+            samples.labels = np.take(order, samples.labels)
+        indices[split] = list(range(len(samples.labels)))
         if split in config.capped_splits:
             indices[split] = capped(samples.labels, len(labels), config.max_datapoints_per_class,
                                     config.seed)
     return Data(splits, indices, labels, source, note)
 
 
-def _medmnist(config: TrainConfig, inputs: Inputs, prepare: dict[str, Prepare]):
-    """Return the splits of a MedMNIST dataset, their source, and a note on it."""
-    workload = _workload(config, inputs.size)
-    source = config.root.partition(":")[0]
-    opened = datasets.open_splits(workload, source, "native")
-    if datasets.facts(workload).spatial == 2:
-        for split, of_split in opened.splits.items():
-            of_split.transform = prepare[split]
-    elif config.cpu_color_jitter or config.gpu_batch_aug:
-        raise InputError(f"cpu_color_jitter and gpu_batch_aug change pictures, but {config.root} "
-                         "holds volumes; set both to false")
-    return opened.splits, opened.data_source, opened.note
-
-
-def _labels(config: TrainConfig, names: Classes) -> tuple[Classes, list[int] | None]:
-    """Return the classes in the config's order, and the new index of each class of the dataset."""
+def _labels(config: TrainConfig, names: Classes) -> tuple[Classes, list[int]]:
+    """Return the classes in the config's order, and the index there of each class of the data."""
     wanted, fields = config.labels or names, "class_labels, label2id or id2label"
     if len(wanted) != len(names):
         raise InputError(f"{fields} name {len(wanted)} classes, but {config.root} has "
                          f"{len(names)}: {choices(names)}")
-    shared = set(wanted) & set(names)
-    if shared and shared != set(names):
-        others = choices(sorted(set(names) - shared))
+    shared, others = set(wanted) & set(names), sorted(set(names) - set(wanted))
+    if shared and others:
         raise InputError(f"{fields} name some classes of {config.root} "
-                         f"({choices(sorted(shared))}), but others than {others}; name them as "
-                         "they are, or all of them anew")
-    return wanted, [wanted.index(name) for name in names] if shared and wanted != names else None
+                         f"({choices(sorted(shared))}), but others than {choices(others)}; name "
+                         "them as they are, or all of them anew")
+    return wanted, [wanted.index(name) if shared else index for index, name in enumerate(names)]
 
 
 def capped(labels: np.ndarray, classes: int, most: int | tuple[int, ...], seed: int) -> list[int]:
-    """Return the samples, in order, of which no class has more than ``most``.
+    """Return the samples, in order, of which no class has more than ``most``, one number or several.
 
-    Args:
-        labels: (N, 1) classes, or (N, L) of 0 and 1, where a sample counts while each of its
-            labels is below its cap.
-        classes: the number of classes.
-        most: one number, or one per class.
-        seed: of the order in which samples are visited.
-
-    Raises:
-        InputError: for another number of caps.
+    ``labels`` are (N, 1) classes, or (N, L) of 0 and 1, where a sample counts while each of its
+    labels is below its cap. Samples are visited in an order drawn from ``seed``. Raises InputError
+    for another number of caps than of classes.
     """
     caps = np.full(classes, most) if isinstance(most, int) else np.array(most)
     if len(caps) != classes:
@@ -176,10 +132,10 @@ def loader(config: TrainConfig, samples: torch.utils.data.Dataset, train: bool,
 
 
 class Prefetched:
-    """A loader whose next batch is copied to a GPU while the device computes on this one.
+    """A loader whose next batch is copied, on a stream of its own, while a GPU computes on this one.
 
-    Copies run on a stream of their own. The computing stream waits for the copy of its batch, and
-    the allocator reuses the batch's memory only after the computing stream has finished with it.
+    The computing stream waits for the copy of its batch, and the allocator reuses the batch's
+    memory only after the computing stream has finished with it.
     """
 
     def __init__(self, loader: Iterable, device: torch.device):

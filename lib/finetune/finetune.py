@@ -1,6 +1,5 @@
 """A run from its config, in a folder of its own: new or resumed."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from lib.errors import InputError, choices
@@ -11,37 +10,31 @@ from lib.finetune.train import train
 from lib.measure import machine
 from lib.work import distributed
 
-_SHOWN = 4  # metrics of a test that an ending names
-
-
-def ending(summary: Mapping[str, Any]) -> str:
-    """Say what a finished run reached, how long its epochs took, and where its files lie."""
-    tested = [f"{name} {value:.4g}" for name, value in summary["test"].items()
-              if isinstance(value, float)]
-    on_test = f"; on test {choices(tested[:_SHOWN])}" if tested else ""
-    return (f"best {summary['monitor']} {summary['best_value']:.4g} in epoch "
-            f"{summary['best_epoch'] + 1} of {summary['epochs']}{on_test}; epochs took "
-            f"{summary['train_s']:,.1f} s; weights, metrics and profile: {summary['folder']}")
-
 
 def finetune(config: TrainConfig, resume: bool = False) -> dict[str, Any]:
-    """Train a config in its own folder; return its summary.
+    """Train a config in its own folder; return its summary, and print what it reached.
 
     ``resume`` continues the newest run of the config, if there is one; a finished run is not
     trained again. Raises InputError for a config that cannot be trained.
     """
-    first, count = distributed.is_first(), distributed.process_count()
+    count = distributed.process_count()
     if count != config.devices > 1:
         raise InputError(f"devices is {config.devices}, and this is one of {count} processes: "
                          f"start it with torchrun --nproc-per-node {config.devices} -m lib "
                          "finetune, or queue it in the dashboard")
     models.network(config, names_and_facts(config)[1])  # before there is a folder
+    first = distributed.accelerator(machine.device(config.device).type, config.seed).is_main_process
     folder = None
     if first:
         folder = (resume and folders.newest(config)) or folders.new_folder(config)
         print(folder, flush=True)
-    distributed.accelerator(machine.device(config.device).type, config.seed)  # joins the processes
     summary = train(config, distributed.first_value(folder), config.device)
     if first:
-        print(ending(summary), flush=True)
+        tested = [f"{name} {value:.4g}" for name, value in summary["test"].items()
+                  if isinstance(value, float)]
+        on_test = f"; on test {choices(tested[:4])}" if tested else ""
+        print(f"best {summary['monitor']} {summary['best_value']:.4g} in epoch "
+              f"{summary['best_epoch'] + 1} of {summary['epochs']}{on_test}; epochs took "
+              f"{summary['train_s']:,.1f} s; weights, metrics and profile: {summary['folder']}",
+              flush=True)
     return summary

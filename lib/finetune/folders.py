@@ -1,5 +1,6 @@
 """Runs by name: whether data and model of a config exist, the folder of a run, and the run to resume. Loads no torch."""
 
+import itertools
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -9,19 +10,15 @@ from lib.config.base import json_mapping
 from lib.errors import InputError, choices
 from lib.finetune.config import TrainConfig
 
-OURS = ("simple_cnn", "resnet18_2d")  # for pictures, from scratch
 CONFIG = "train_config.json"
-_LONGEST_NAME = 200
 
 
 def check(config: TrainConfig) -> None:
-    """Raise InputError for a dataset or model that exists on no machine.
-
-    Folders and the hub are not checked. Names of torchvision load torch.
-    """
+    """Raise InputError for a dataset or model that exists on no machine; folders and the hub are not checked."""
     model = config.model_flavour
     pictures = config.medmnist and not config.medmnist.endswith("3d") or ":" not in config.root
-    if pictures and ("/" in model or model in OURS and not config.load_pretrained):
+    scratch = model in ("simple_cnn", "resnet18_2d") and not config.load_pretrained
+    if pictures and ("/" in model or scratch):
         return
     from lib.finetune import data, models
     from lib.work.datasets import Facts
@@ -40,19 +37,15 @@ def run_name(config: TrainConfig) -> str:
     """Return ``{model}__{loss}__{pretrained|scratch}{suffix}``, or the config's own ``run_name``, as a file name."""
     start = "pretrained" if config.load_pretrained else "scratch"
     base = f"{plain_name(config.model_flavour)}__{config.loss_name}__{start}{config.model_suffix}"
-    return plain_name(config.run_name or base)[:_LONGEST_NAME]
-
-
-def _of_dataset(config: TrainConfig) -> Path:
-    return paths.TRAINING / plain_name(config.dataset)
+    return plain_name(config.run_name or base)[:200]
 
 
 def new_folder(config: TrainConfig) -> Path:
     """Make the folder of a new run, ``data/training/<dataset>/<name>``, or the first free one of ``-v1``, ``-v2``, ..."""
-    name, parent, version = run_name(config), files.folder(_of_dataset(config)), 0
+    parent, name = files.folder(paths.TRAINING / plain_name(config.dataset)), run_name(config)
+    names = itertools.chain([name], (f"{name}-v{number}" for number in itertools.count(1)))
     while True:
-        folder = parent / (f"{name}-v{version}" if version else name)
-        version += 1
+        folder = parent / next(names)
         if any(place.exists() for place in config.folders(folder)):  # in experiments/, of a run whose folder was removed
             continue
         with files.writing(folder), suppress(FileExistsError):
@@ -63,10 +56,10 @@ def new_folder(config: TrainConfig) -> Path:
 
 def newest(config: TrainConfig) -> Path | None:
     """Return the folder of the newest run of exactly this config, None where there is none."""
-    name = re.compile(re.escape(run_name(config)) + r"(-v(\d+))?")
-    versions = {int(match[2] or 0): folder for folder in _of_dataset(config).glob("*") if (match := name.fullmatch(folder.name))
-                and (folder / CONFIG).exists() and store.read_json(folder / CONFIG) == config.content()}
-    return versions[max(versions)] if versions else None
+    parent = paths.TRAINING / plain_name(config.dataset)
+    same = [path.parent for path in parent.glob(f"{run_name(config)}*/{CONFIG}")
+            if store.read_json(path) == config.content()]
+    return max(same, key=lambda folder: (len(folder.name), folder.name), default=None)  # -v10 after -v9
 
 
 def stored_config(folder: Path, config: TrainConfig) -> None:

@@ -8,23 +8,21 @@ classes. (The platform that these names come from wrote the macro one under ``va
 import math
 import warnings
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
 import torchmetrics as tm
-from pydantic import BeforeValidator, PlainSerializer, TypeAdapter
-from pydantic.dataclasses import dataclass
 from pydantic_core import from_json, to_json
 from torch.nn.functional import one_hot
 from torchmetrics import Metric, MetricCollection
 
 from lib import store
+from lib.config.base import json_mapping
 from lib.errors import InputError, choices, refused
 
-LOSS = "loss"
 PER_CLASS = ("acc_macro", "f1_macro", "map", "auroc_macro", "recall_macro")
 _CURVE_POINTS = 501
 
@@ -52,29 +50,20 @@ def collection(classes: int, multi_label: bool, eval_topk: Sequence[int] = ()) -
     return metrics
 
 
-def names(eval_topk: Sequence[int], classes: int = 0, multi_label: bool = False) -> list[str]:
-    """Return the names of the metrics of so many classes (0: any number), without the split."""
-    classes = classes or max([2, *eval_topk]) + 1
-    return [LOSS, *collection(classes, multi_label, eval_topk), "auroc_micro"]
-
-
 def check_monitor(monitor: str, eval_topk: Sequence[int], classes: int = 0,
                   multi_label: bool = False) -> None:
-    """Raise InputError where ``monitor``, such as val_acc@1, is not measured on so many classes."""
-    measured = [f"val_{name}" for name in names(eval_topk, classes, multi_label)]
+    """Raise InputError where ``monitor``, such as val_acc@1, is not measured.
+
+    ``classes`` is how many there are; 0: any number.
+    """
+    computed = collection(classes or max([2, *eval_topk]) + 1, multi_label, eval_topk)
+    measured = [f"val_{name}" for name in ["loss", *computed, "auroc_micro"]]
     if monitor not in measured:
         raise InputError(f"monitor_metric {monitor!r} is not measured; there are: "
                          f"{choices(measured)}")
 
 
-_Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
-_Counts = Annotated[np.ndarray, BeforeValidator(partial(np.asarray, dtype=np.int64)),
-                    PlainSerializer(np.ndarray.tolist)]
-_Axis = Annotated[np.ndarray, BeforeValidator(partial(np.asarray, dtype=float)),
-                  PlainSerializer(lambda axis: axis.round(6).tolist())]
-
-
-@dataclass(frozen=True, config={"arbitrary_types_allowed": True})
+@dataclass(frozen=True)
 class Evaluation:
     """The results of a pass over a split: ``values`` by name (``val_acc@1``), and figures' data.
 
@@ -83,24 +72,27 @@ class Evaluation:
     """
 
     split: str
-    values: dict[str, _Number]
+    values: dict[str, float]
     samples: int
-    confusion: _Counts
-    roc: tuple[_Axis, _Axis]
+    confusion: np.ndarray
+    roc: tuple[np.ndarray, np.ndarray]
 
     def write(self, folder: Path) -> Path:
         """Write ``evaluation_<split>.json`` into ``folder``; undefined values are null."""
-        return store.write_json(plain(_FILE.dump_python(self)),
-                                folder / f"evaluation_{self.split}.json")
+        content = {**vars(self), "confusion": self.confusion.tolist(),
+                   "roc": [axis.round(6).tolist() for axis in self.roc]}
+        return store.write_json(plain(content), folder / f"evaluation_{self.split}.json")
 
     @classmethod
     def read(cls, path: Path) -> "Evaluation":
         """Read what ``write`` wrote; InputError for any other file."""
+        content = json_mapping(path)
         with refused(f"{path} is no evaluation: "):
-            return _FILE.validate_python(store.read_json(path))
-
-
-_FILE = TypeAdapter(Evaluation)
+            values = {name: math.nan if value is None else float(value)
+                      for name, value in content["values"].items()}
+            fpr, tpr = (np.array(axis, dtype=float) for axis in content["roc"])
+            confusion = np.array(content["confusion"], dtype=np.int64)
+            return cls(content["split"], values, content["samples"], confusion, (fpr, tpr))
 
 
 def plain(value: Any) -> Any:
@@ -129,41 +121,38 @@ class SplitMetrics:
     def update(self, losses: torch.Tensor, scores: torch.Tensor, targets: torch.Tensor) -> None:
         """Add a batch: losses (N,), probabilities (N, classes), and targets (N,) or (N, labels)."""
         scores, targets = scores.float(), targets.long()
+        truth = targets if self._multi_label else one_hot(targets, self._classes)
         self._loss.update(losses.float())
         self._finite &= scores.isfinite().all()
         self._metrics.update(scores, targets)
         self._confusion.update(scores, targets)
-        truth = targets if self._multi_label else one_hot(targets, self._classes)
         self._roc.update(scores.flatten(), truth.flatten())
         self.samples += len(targets)
 
     def compute(self) -> Evaluation:
-        """Return the results. Undefined values are NaN; a NaN score leaves only the loss."""
-        values = dict.fromkeys([LOSS, *self._metrics.keys(), "auroc_micro"], math.nan)
+        """Return the results. Undefined values are NaN; a NaN score leaves only the loss.
+
+        Means are over the classes that occur, for AUROC over those that vary.
+        """
+        values = dict.fromkeys(["loss", *self._metrics.keys(), "auroc_micro"], math.nan)
+        roc = np.empty(0), np.empty(0)
         with warnings.catch_warnings():  # of a split without samples, of classes that do not occur
             warnings.simplefilter("ignore")
-            values[LOSS] = float(self._loss.compute()) if self.samples else math.nan
-            confusion, roc = self._confusion.compute().cpu().numpy(), ((), ())
+            confusion = self._confusion.compute().cpu()
+            occurring = confusion.sum(-1)[:, 1] if self._multi_label else confusion.sum(-1)
+            varying = (occurring > 0) & (occurring < self.samples)
+            if self.samples:
+                values["loss"] = float(self._loss.compute())
             if self.samples and self._finite:
-                occurring = confusion.sum(-1)[:, 1] if self._multi_label else confusion.sum(-1)
-                values |= self._means(torch.from_numpy(occurring))
+                values |= self._metrics.cpu().compute()
+                for name in PER_CLASS:
+                    counted = varying if name == "auroc_macro" else occurring > 0
+                    values[name] = values[name][counted].mean()
                 if 0 < occurring.sum() < self.samples * self._classes:
-                    values["auroc_micro"], roc = self._curve()
-        named = {f"{self.split}_{name}": value for name, value in values.items()}
-        return Evaluation(self.split, named, self.samples, confusion, roc)
-
-    def _means(self, occurring: torch.Tensor) -> dict[str, float]:
-        """Return the metrics; means are over the classes that occur, for AUROC those that vary."""
-        computed = self._metrics.cpu().compute()
-        for name in PER_CLASS:
-            there = occurring > 0
-            if name == "auroc_macro":
-                there &= occurring < self.samples
-            computed[name] = computed[name][there].mean()
-        return {name: float(value) for name, value in computed.items()}
-
-    def _curve(self) -> tuple[float, tuple[np.ndarray, np.ndarray]]:
-        """Return the area under the micro-averaged ROC curve, and the points of a figure."""
-        fpr, tpr, _ = self._roc.cpu().compute()
-        points = np.linspace(0, len(fpr) - 1, min(len(fpr), _CURVE_POINTS)).round().astype(int)
-        return float(torch.trapezoid(tpr, fpr)), (fpr.numpy()[points], tpr.numpy()[points])
+                    fpr, tpr, _ = self._roc.cpu().compute()
+                    values["auroc_micro"] = torch.trapezoid(tpr, fpr)
+                    count = min(len(fpr), _CURVE_POINTS)
+                    points = np.linspace(0, len(fpr) - 1, count).round().astype(int)
+                    roc = fpr[points].numpy(), tpr[points].numpy()
+        named = {f"{self.split}_{name}": float(value) for name, value in values.items()}
+        return Evaluation(self.split, named, self.samples, confusion.numpy(), roc)

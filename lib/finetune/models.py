@@ -21,7 +21,6 @@ from lib.predict.steps import Loop, Recipe
 from lib.work import datasets, dtypes, losses, medmnist_files, models, networks
 from lib.work.workloads import Task
 
-_HUB = re.compile(r"[\w.-]+/[\w.-]+")
 _FOLDER_SIZE, _MEDMNIST_SIZE = 224, 28
 
 
@@ -98,7 +97,7 @@ def _scratch(config: TrainConfig, facts: datasets.Facts) -> Network:
     if config.load_pretrained:
         raise InputError(f"model_flavour {name!r} has no pretrained weights; set load_pretrained to false")
     return Network(Inputs(facts.channels, size),
-                   lambda labels: _headed(models.build(name, facts.channels, len(labels), facts.spatial, size), config))
+                   lambda labels: _frozen(models.build(name, facts.channels, len(labels), facts.spatial, size), config))
 
 
 def _torchvision(config: TrainConfig) -> Network:
@@ -114,29 +113,27 @@ def _torchvision(config: TrainConfig) -> Network:
         with refused(f"model_flavour {name!r}: its weights cannot be had (", f"){advice}"), \
                 worker.environ({"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}):  # torchvision itself would unpickle
             model = get_model(name, weights=weights)
-        name_of_head, head = _head(model)
-        model.set_submodule(name_of_head, nn.Linear(head.in_features, len(labels)))
-        return _headed(model, config)
+        head = _head(model)
+        model.set_submodule(head, nn.Linear(model.get_submodule(head).in_features, len(labels)))
+        return _frozen(model, config)
     return Network(inputs, build)
 
 
-def _head(model: nn.Module) -> tuple[str, nn.Linear]:
-    """Return the last linear layer and where it is; InputError where there is none."""
-    linear = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+def _head(model: nn.Module) -> str:
+    """Return the name of the last linear layer; InputError where there is none."""
+    linear = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
     if not linear:
         raise InputError(f"{type(model).__name__} has no linear layer to be its head; train all of it from scratch")
     return linear[-1]
 
 
-def _headed(model: nn.Module, config: TrainConfig) -> nn.Module:
+def _frozen(model: nn.Module, config: TrainConfig) -> nn.Module:
     """Freeze all but the head, where the config says so."""
     if config.freeze_backbone:
         model.requires_grad_(False)
-        _head(model)[1].requires_grad_(True)
+        model.get_submodule(_head(model)).requires_grad_(True)
     return model
 
-
-# ---------------------------------------------------------------------------------------------- Hugging Face
 
 def _place(name: str) -> str:
     """Return the folder of a local checkpoint, or the hub id; InputError where it is neither."""
@@ -145,7 +142,7 @@ def _place(name: str) -> str:
         if not (folder / "config.json").is_file():
             raise InputError(f"model_flavour {name!r}: {folder} has no config.json, so it is no Hugging Face checkpoint")
         return str(folder)
-    if not _HUB.fullmatch(name) or name.startswith("."):
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or name.startswith("."):
         raise InputError(f"model_flavour {name!r} is no folder, no torchvision classifier (resnet50, ...), none of ours "
                          f"({', '.join(models.OWN)}), nor a hub id such as google/vit-base-patch16-224-in21k"
                          + did_you_mean(name, models.names()))

@@ -8,8 +8,6 @@ from torch import nn
 from lib.errors import InputError
 from lib.finetune.config import TrainConfig
 
-_OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-
 
 def groups(model: nn.Module, weight_decay: float) -> list[dict]:
     """Return the trainable parameters in two groups: those that decay, and biases, norms and others of one dimension.
@@ -25,16 +23,18 @@ def groups(model: nn.Module, weight_decay: float) -> list[dict]:
             (undecayed if plain else decayed).append(parameter)
     if not decayed and not undecayed:
         raise InputError("no parameter of the model is trained; leave out freeze_backbone")
-    groups = ((decayed, weight_decay), (undecayed, 0.0))
-    return [{"params": params, "weight_decay": decay} for params, decay in groups if params]
+    return [{"params": params, "weight_decay": decay}
+            for params, decay in ((decayed, weight_decay), (undecayed, 0.0)) if params]
 
 
 def optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
     """Return the config's optimizer of what the model trains."""
-    return _OPTIMIZERS[config.optimizer](groups(model, config.weight_decay), lr=config.lr)
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer]
+    return kind(groups(model, config.weight_decay), lr=config.lr)
 
 
-def schedule(config: TrainConfig, stepped: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
+def schedule(config: TrainConfig, stepped: torch.optim.Optimizer,
+             steps: int) -> torch.optim.lr_scheduler.LRScheduler:
     """Return cosine with warm-up over ``steps`` optimizer steps."""
     from transformers import get_cosine_schedule_with_warmup
 

@@ -12,20 +12,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-import numpy as np
 import pandas as pd
-from PIL import Image
+from matplotlib.figure import Figure
+from seaborn import heatmap
+from sklearn.metrics import RocCurveDisplay
 from torch.utils.tensorboard import SummaryWriter
 
 from lib import files, locks, store
-from lib.finetune import figures
 from lib.finetune.metrics import Evaluation
 from lib.measure.training.matrix import markdown
 
 LOG, HISTORY = "log.txt", "history.csv"
-_FLUSH_S, _QUEUE = 5, 1000  # of TensorBoard's writer
-_LARGEST_TABLE = 40  # classes
-_DPI = 110
+_LARGEST_TABLE, _NUMBERED, _LONGEST = 40, 16, 24  # classes; those with counts; letters of a name
+_DECISIONS = ["true -", "false +", "false -", "true +"]
 
 
 class _Tee:
@@ -46,11 +45,11 @@ class _Tee:
 def logged(folder: Path) -> Iterator[None]:
     """Write what is printed meanwhile, and the error that ends it, to ``log.txt``, too."""
     path = files.folder(folder) / LOG
-    with contextlib.ExitStack() as stack:
-        with files.writing(path):
-            file = stack.enter_context(open(path, "a", buffering=1, errors="replace"))
-        stack.enter_context(contextlib.redirect_stdout(_Tee(sys.stdout, file)))
-        stack.enter_context(contextlib.redirect_stderr(_Tee(sys.stderr, file)))
+    with files.writing(path):
+        path.touch()
+    with (open(path, "a", buffering=1, errors="replace") as file,
+          contextlib.redirect_stdout(_Tee(sys.stdout, file)),
+          contextlib.redirect_stderr(_Tee(sys.stderr, file))):
         try:
             yield
         except BaseException as error:
@@ -59,11 +58,10 @@ def logged(folder: Path) -> Iterator[None]:
 
 
 class Reports:
-    """The history and the TensorBoard files of a run.
+    """The history and the TensorBoard files of a run; ``events`` is TensorBoard's folder.
 
-    What a run resumed at ``step`` repeats is dropped. ``events`` is TensorBoard's folder. One
-    process per run writes them. Raises InputError where they cannot be written, or another process
-    writes them.
+    What a run resumed at ``step`` repeats is dropped. Raises InputError where they cannot be
+    written, or another process writes them.
     """
 
     def __init__(self, folder: Path, events: Path, step: int = 0):
@@ -71,19 +69,18 @@ class Reports:
         self._history = resumed(folder / HISTORY, "history", lambda rows: rows[
             (rows["step"] < step) & ~rows["name"].str.startswith("test/")])
         with files.writing(events):
-            self._writer = SummaryWriter(str(files.folder(events)), max_queue=_QUEUE,
-                                         purge_step=step, flush_secs=_FLUSH_S)
+            self._writer = SummaryWriter(str(files.folder(events)), max_queue=1000,
+                                         purge_step=step, flush_secs=5)
         print(f"tensorboard --logdir {events}")
 
-    def scalars(self, values: Mapping[str, float], step: int, epoch: int,
-                unix_s: float = 0.0) -> None:
+    def scalars(self, values: Mapping[str, float], step: int, epoch: int) -> None:
         """Write values by name, such as train/epoch_loss, to both."""
-        unix_s = unix_s or time.time()
-        self._history.extend([(step, epoch, name, float(f"{value:.9g}"), round(unix_s, 3))
+        now = round(time.time(), 3)
+        self._history.extend([(step, epoch, name, float(f"{value:.9g}"), now)
                               for name, value in values.items()])
         with files.writing(self.events):
             for name, value in values.items():
-                self._writer.add_scalar(name, value, step, unix_s)
+                self._writer.add_scalar(name, value, step)
 
     def evaluation(self, evaluation: Evaluation, step: int, epoch: int,
                    labels: Sequence[str]) -> None:
@@ -91,17 +88,15 @@ class Reports:
         split = evaluation.split
         evaluation.write(self.folder)
         self.scalars(slashed(evaluation.values), step, epoch)
-        drawn = {"confusion_matrix": figures.confusion(evaluation, labels),
-                 "roc_micro": figures.roc(evaluation)}
+        drawn = {"confusion_matrix": _confusion(evaluation, labels), "roc_micro": _roc(evaluation)}
+        for name, figure in drawn.items():
+            picture = io.BytesIO()
+            figure.savefig(picture, format="png", dpi=110)
+            files.replace(self.folder / "figures" / f"{split}_{name}.png", picture.getvalue())
+            with files.writing(self.events):
+                self._writer.add_figure(f"{split}/{name}", figure, step)
         with files.writing(self.events):
             self._writer.add_text(f"{split}/confusion_matrix", table(evaluation, labels), step)
-        for name, figure in drawn.items():
-            content = io.BytesIO()
-            figure.savefig(content, format="png", dpi=_DPI)
-            files.replace(self.folder / "figures" / f"{split}_{name}.png", content.getvalue())
-            pixels = np.asarray(Image.open(content).convert("RGB"))
-            with files.writing(self.events):
-                self._writer.add_image(f"{split}/{name}", pixels, step, dataformats="HWC")
 
     def flush(self) -> None:
         """Write the values to the disk, before a state is saved."""
@@ -132,4 +127,37 @@ def table(evaluation: Evaluation, labels: Sequence[str]) -> str:
     """Return the confusion matrix as a Markdown table; of more than 40 classes, their number."""
     if len(labels) > _LARGEST_TABLE:
         return f"{len(labels)} classes: see the figure."
-    return markdown(figures.counts(evaluation, labels).reset_index(names="truth"))
+    return markdown(_counts(evaluation, labels).reset_index(names="truth"))
+
+
+def _counts(evaluation: Evaluation, labels: Sequence[str]) -> pd.DataFrame:
+    """Return the confusion matrix: rows are true classes, columns predicted ones.
+
+    Multi-label: one row per label; the columns are its true and false negatives and positives.
+    """
+    names = [name if len(name) <= _LONGEST else f"{name[:_LONGEST - 1]}…" for name in labels]
+    columns = names if evaluation.confusion.ndim == 2 else _DECISIONS
+    return pd.DataFrame(evaluation.confusion.reshape(len(names), -1), names, columns)
+
+
+def _confusion(evaluation: Evaluation, labels: Sequence[str]) -> Figure:
+    """Return the confusion matrix, coloured by the share of each row."""
+    matrix = _counts(evaluation, [name.replace("$", r"\$") for name in labels])
+    figure = Figure(figsize=(3 + 0.4 * min(matrix.shape[1], 40), 2.5 + 0.4 * min(len(matrix), 40)),
+                    layout="constrained")
+    axis = figure.subplots()
+    heatmap(matrix.div(matrix.sum(axis=1).clip(lower=1), axis=0), vmin=0, vmax=1, cmap="Blues",
+            cbar=False, annot=matrix if len(matrix) <= _NUMBERED else None, fmt=",", ax=axis)
+    axis.set(ylabel="truth", xlabel="predicted", title=f"{evaluation.split}: confusion matrix")
+    return figure
+
+
+def _roc(evaluation: Evaluation) -> Figure:
+    """Return the micro-averaged ROC curve."""
+    figure = Figure(figsize=(4.2, 4.0), layout="constrained")
+    axis = figure.subplots()
+    area = evaluation.values[f"{evaluation.split}_auroc_micro"]
+    display = RocCurveDisplay(fpr=evaluation.roc[0], tpr=evaluation.roc[1], roc_auc=area)
+    display.plot(ax=axis, plot_chance_level=True)
+    axis.set(title=f"{evaluation.split}: ROC, micro-averaged", aspect="equal")
+    return figure

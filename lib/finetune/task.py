@@ -16,7 +16,7 @@ def finetune(config: dict[str, Any], folder: str, devices: list[str],
     from lib.work import distributed
 
     checked = build(TrainConfig, config, "config")
-    if len(devices) > 1:
-        arguments = {"config": config, "folder": folder}
-        return distributed.torchrun("lib.finetune.task:finetune", arguments, devices, threads)
-    return train(checked, Path(folder), devices[0], threads)
+    if len(devices) == 1:
+        return train(checked, Path(folder), devices[0], threads)
+    arguments = {"config": config, "folder": folder}
+    return distributed.torchrun(f"{__name__}:finetune", arguments, devices, threads)

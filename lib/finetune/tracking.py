@@ -1,12 +1,6 @@
-"""A run in MLflow: its config, and the metrics of each epoch and of the test.
-
-The store is ``MLFLOW_TRACKING_URI``, or else SQLite in data/mlflow, beside the registry of layer
-models. A store that cannot be used is refused before a run trains. What cannot be written later is
-said in one line, and the run goes on: ``history.csv`` has the same numbers.
-"""
+"""A run in MLflow: its config, and the metrics of each epoch and of the test."""
 
 import contextlib
-import logging
 import math
 import os
 import sqlite3
@@ -19,14 +13,13 @@ from lib import files, locks, paths
 from lib.errors import one_line, refused
 
 RUN_ID = "mlflow_run_id"
-_LONGEST = 6000  # characters of a parameter that MLflow takes
 _WAIT_S = 60.0  # for another process that makes the same store
 _USUAL = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "WARNING",
           "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}  # a server that is away is no reason to wait long
 
 
 def store_uri() -> str:
-    """Return the address of MLflow's store."""
+    """Return the address of MLflow's store: SQLite in data/mlflow, or what the environment says."""
     default = f"sqlite:///{paths.DATA / 'mlflow' / 'mlflow.db'}"
     return os.environ.get("MLFLOW_TRACKING_URI") or default
 
@@ -34,7 +27,8 @@ def store_uri() -> str:
 class TrackedRun:
     """The run of a folder in MLflow's store: a new one, or the one whose id is in the folder.
 
-    As a context manager it ends the run: FINISHED, FAILED by an error, or KILLED.
+    As a context manager it ends the run: FINISHED, or FAILED by an error, or KILLED. A store that
+    cannot be used is refused at once; what cannot be written later is said in one line.
     """
 
     def __init__(self, folder: Path, experiment: str, config: Mapping[str, Any]):
@@ -42,51 +36,48 @@ class TrackedRun:
         with refused(f"MLflow's store {uri} cannot be used: ", "; move it, name another by "
                      "MLFLOW_TRACKING_URI, or set mlflow to false"), \
                 locks.writer(files.folder(paths.DATA / "mlflow") / "mlflow.db", _WAIT_S):
-            self._client = _client(uri)
-            self.id = self._earlier(path) or self._new(folder, experiment, config)
+            if uri.startswith("sqlite:///"):  # MLflow would try a wrong file for minutes
+                file = uri.removeprefix("sqlite:///").partition("?")[0]
+                with contextlib.closing(sqlite3.connect(file, timeout=_WAIT_S)) as database:
+                    database.execute("BEGIN IMMEDIATE")
+            os.environ.update({**_USUAL, **os.environ})
+            from mlflow import MlflowClient, MlflowException
+
+            self._client = MlflowClient(uri)
+            self.id = path.read_text() if path.exists() else "none"
+            try:
+                self._client.update_run(self.id, status="RUNNING")
+            except MlflowException:  # a new run, or one of another store
+                self.id = self._new(folder, experiment, config)
         files.replace(path, self.id.encode())
-
-    def _earlier(self, path: Path) -> str:
-        """Return the id of the run that a folder names; empty where the store has none."""
-        from mlflow import MlflowException
-
-        try:
-            run_id = path.read_text().strip()
-            self._client.update_run(run_id, status="RUNNING")
-        except (OSError, MlflowException):
-            return ""
-        return run_id
 
     def _new(self, folder: Path, experiment: str, config: Mapping[str, Any]) -> str:
         from mlflow.entities import Param
 
         found = self._client.get_experiment_by_name(experiment)
         number = found.experiment_id if found else self._client.create_experiment(experiment)
-        run_id = self._client.create_run(number, run_name=folder.name,
-                                         tags={"folder": str(folder)}).info.run_id
-        self._client.log_batch(run_id, params=[Param(name, str(value)[:_LONGEST])
-                                               for name, value in config.items()])
-        return run_id
+        run = self._client.create_run(number, run_name=folder.name, tags={"folder": str(folder)})
+        params = [Param(name, str(value)[:6000]) for name, value in config.items()]
+        self._client.log_batch(run.info.run_id, params=params)  # 6000 characters at most
+        return run.info.run_id
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Log metrics by name; ``@`` becomes ``_at_``, since MLflow refuses it."""
         from mlflow.entities import Metric
 
         now_ms = round(time.time() * 1000)
-        metrics = [Metric(name.replace("@", "_at_"), value, now_ms, step)
-                   for name, value in values.items() if not math.isnan(value)]
         with _said():
-            self._client.log_batch(self.id, metrics=metrics)
+            self._client.log_batch(self.id, [
+                Metric(name.replace("@", "_at_"), value, now_ms, step)
+                for name, value in values.items() if not math.isnan(value)])
 
     def __enter__(self) -> "TrackedRun":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_) -> None:
-        status = "FINISHED"
-        if kind:
-            status = "FAILED" if issubclass(kind, Exception) else "KILLED"
+        ended = "FAILED" if issubclass(kind or Exception, Exception) else "KILLED"
         with _said():
-            self._client.set_terminated(self.id, status)
+            self._client.set_terminated(self.id, ended if kind else "FINISHED")
 
 
 @contextlib.contextmanager
@@ -96,17 +87,3 @@ def _said() -> Iterator[None]:
         yield
     except Exception as error:  # of MLflow, its databases and HTTP
         print(f"not logged in MLflow, but in history.csv: {one_line(error)}", flush=True)
-
-
-def _client(uri: str) -> Any:
-    """Return MLflow's client of a store; it would try for minutes to open a wrong SQLite file."""
-    if uri.startswith("sqlite:///"):
-        path = uri.removeprefix("sqlite:///").partition("?")[0]
-        with contextlib.closing(sqlite3.connect(path, timeout=_WAIT_S)) as database:
-            database.execute("BEGIN IMMEDIATE")
-    for name, value in _USUAL.items():
-        os.environ.setdefault(name, value)
-    from mlflow import MlflowClient
-
-    logging.getLogger("mlflow").setLevel(os.environ["MLFLOW_LOGGING_LEVEL"])
-    return MlflowClient(tracking_uri=uri)

@@ -2,9 +2,9 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from lib import files, locks, store
 from lib.errors import InputError, choices, is_out_of_memory
 from lib.finetune import data as run_data
 from lib.finetune import folders, models, optimization
-from lib.finetune.batches import BatchLog, Progress
 from lib.finetune.config import TrainConfig
 from lib.finetune.metrics import Evaluation, SplitMetrics, check_monitor, plain
 from lib.finetune.reports import Reports, logged, resumed, slashed
@@ -28,11 +27,29 @@ from lib.measure.training.profile_run import settings
 from lib.measure.training.profiled import PASSES
 from lib.measure.training.profiler import BatchProfiler, constants
 from lib.work import distributed, weights
-from lib.work.training import Observer, Options, Recipe, Trainer
+from lib.work.training import Batch, Observer, Options, Recipe, Trainer
 
-SUMMARY, PROFILE, BEST, BEST_META = "summary.json", "profile.csv", "best.pt", "_best_meta.json"
+SUMMARY, PROFILE, BEST = "summary.json", "profile.csv", "best.pt"
 _ORPHANS_S = 20.0  # workers of a loader may outlive a killed run so long; they hold its lock
+_FETCH_S = 0.5  # between two fetches of losses from the device
 _KINDS = {split: kind for kind, split in PASSES.items()}  # what a pass is called in a profile
+
+
+@dataclass
+class Progress:
+    """The progress of a run: the epoch, its finished batches and their seconds.
+
+    ``sums`` are this process's sums of the epoch's loss, right samples and samples. ``history`` has
+    one record per epoch.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    seconds: float = 0.0
+    sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+    best: float = math.nan
+    best_epoch: int = -1
+    history: list[dict[str, float]] = field(default_factory=list)
 
 
 class Run:
@@ -42,29 +59,31 @@ class Run:
         """Resolve data and model; InputError for whatever is missing or does not fit."""
         self.config, self.folder, self.device = config, folder, device
         self.accelerator, self.first = accelerator, accelerator.is_main_process
-        self.reports: Reports | None = None
-        self.tracked: TrackedRun | None = None
-        self.profile: store.Appender | None = None
-        self.checkpoints = config.folders(folder)[1]
+        self.reports = self.tracked = self.profile = None  # but in the first process
+        self.events, self.checkpoints = config.folders(folder)
         self.task, self.data = models.prepare(config, folder.name)
-        check_monitor(config.monitor_metric, config.eval_topk, len(self.data.labels),
-                      self.task.multi_label)
+        classes = len(self.data.labels)
+        check_monitor(config.monitor_metric, config.eval_topk, classes, self.task.multi_label)
         if config.batch_size % accelerator.num_processes:
             raise InputError(f"batch_size {config.batch_size} cannot be shared by "
                              f"{accelerator.num_processes} processes; choose a multiple")
         if self.first:
             folders.stored_config(folder, config)
-            _print_notes(config, self.data)
+            counts = [f"{len(indices):,} of {len(self.data.splits[split].labels):,} {split} samples"
+                      for split, indices in self.data.indices.items()]
+            print(f"{self.data.note}\n{choices(counts)}; {classes} classes; at most "
+                  f"{config.max_datapoints_per_class} samples per class in "
+                  f"{choices(config.capped_splits)}", flush=True)
         self.loader = self._loader("train")
         self.trainer = self._trainer()
-        self.progress = Progress(**distributed.load_state(accelerator, self.checkpoints) or {})
+        self.progress = Progress(**distributed.load_state(accelerator, self.checkpoints))
         if not self.first:
             self.progress.sums = Progress().sums  # the first process has those of all
 
     def _loader(self, split: str) -> Any:
         """Return the loader of a split; each process has its share of every batch."""
-        loader = run_data.loader(self.config, self.data.used(split), split == "train",
-                                 self.device.type == "cuda")
+        used = torch.utils.data.Subset(self.data.splits[split], self.data.indices[split])
+        loader = run_data.loader(self.config, used, split == "train", self.device.type == "cuda")
         return self.accelerator.prepare_data_loader(loader)
 
     def _trainer(self) -> Trainer:
@@ -84,33 +103,29 @@ class Run:
         set_seed(config.seed, device_specific=True)
         return trainer
 
-    def on_device(self, loader: Iterable) -> Iterable:
-        """Return a loader whose batches are copied ahead of time where the device is a GPU."""
-        return run_data.Prefetched(loader, self.device) if self.device.type == "cuda" else loader
+    @property
+    def batches(self) -> int:
+        """Return how many batches are trained."""
+        return self.progress.epoch * len(self.loader) + self.progress.batch
 
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Open the reports and the profile, which the first process writes, and close them."""
-        with ExitStack() as stack:
-            if self.first and self.config.mlflow:
-                self.tracked = stack.enter_context(
-                    TrackedRun(self.folder, self.config.dataset, self.config.content()))
-            if self.first:
-                events = self.config.folders(self.folder)[0]
-                self.reports = stack.enter_context(
-                    closing(Reports(self.folder, events, self.progress.batches)))
-            if self.first and self.config.profile:
-                self.profile = stack.enter_context(closing(self._open_profile()))
-            yield
-
-    def _open_profile(self) -> store.Appender:
-        """Open ``profile.csv`` without the rows of batches that are done again."""
-        path = self.folder / PROFILE
-        if not path.exists():
-            store.write_meta(path, "profile", run_id=self.folder.name, started_utc=store.utc_now(),
-                             data_note=self.data.note, parameters=self.config.content(),
+    def open_records(self, stack: ExitStack) -> None:
+        """Open the reports and the profile, which the first process writes, until a stack ends."""
+        if not self.first:
+            return
+        config, path = self.config, self.folder / PROFILE
+        if config.mlflow:
+            tracked = TrackedRun(self.folder, config.dataset, config.content())
+            self.tracked = stack.enter_context(tracked)
+        reports = Reports(self.folder, self.events, self.batches)
+        self.reports = stack.enter_context(closing(reports))
+        if config.profile and not path.exists():
+            store.write_meta(path, "profile", run_id=self.folder.name, data_note=self.data.note,
+                             started_utc=store.utc_now(), parameters=config.content(),
                              **machine.identity())
-        return resumed(path, "profile", lambda rows: rows.head(self.progress.rows))
+        if config.profile:
+            kept = self.batches + self.progress.epoch * len(self._loader("val"))
+            profile = resumed(path, "profile", lambda rows: rows.head(kept))
+            self.profile = stack.enter_context(closing(profile))
 
     def _observer(self, split: str, step: int, recorder: Recorder | None = None) -> Observer:
         """Return what writes the profile's rows of a pass, if there is a profile."""
@@ -122,17 +137,29 @@ class Run:
         observer.epoch = self.progress.epoch
         return observer
 
+    def _on_device(self, loader: Iterable) -> Iterable:
+        return run_data.Prefetched(loader, self.device) if self.device.type == "cuda" else loader
+
     def train(self, after_epoch: Callable[[int], None]) -> None:
         """Train the epochs that are left; after each, validate, and save weights and state."""
-        while self.progress.epoch < self.config.epochs:
+        progress, config = self.progress, self.config
+        for epoch in range(progress.epoch, config.epochs):
             record = self._train_epoch()
             evaluation = self.evaluate("val")
-            self._keep_weights(evaluation.values)
-            self.progress.history.append({**record, **evaluation.values})
-            self._report(record, evaluation)
-            epoch = self.progress.epoch
-            self.progress = replace(self.progress, epoch=epoch + 1, batch=0,
-                                    sums=Progress().sums, seconds=0.0)
+            value, rate = evaluation.values[config.monitor_metric], record["images_per_sec"]
+            self._keep_weights(value)
+            progress.history.append({**record, **evaluation.values})
+            self._report({"train/epoch_loss": record["train_loss"],
+                          "train/epoch_acc@1": record["train_acc@1"],
+                          f"best/{config.monitor_metric}": progress.best,
+                          "energy/epoch_j": record["energy_j"],
+                          "throughput/epoch_images_per_sec": rate}, evaluation)
+            if self.first:
+                print(f"epoch {epoch + 1}/{config.epochs}: train loss {record['train_loss']:.4f}, "
+                      f"{config.monitor_metric} {value:.4f} (best {progress.best:.4f}), "
+                      f"{rate:,.0f} images/s", flush=True)
+            progress.epoch, progress.batch, progress.seconds = epoch + 1, 0, 0.0
+            progress.sums = Progress().sums
             self.save()
             after_epoch(epoch)
 
@@ -140,15 +167,10 @@ class Run:
         """Save the state, from which the run resumes; every process calls this."""
         if self.reports:
             self.reports.flush()
-        sums = distributed.gathered_sums(self.progress.sums)
-        progress = {**asdict(self.progress), "sums": sums}
-        distributed.save_state(self.accelerator, self.checkpoints, self.progress.epoch,
-                               self.progress.batch, progress)
-
-    def _save_within(self) -> None:
-        """Save the state within an epoch; its end is saved after the evaluation."""
-        if self.progress.batch < len(self.loader):
-            self.save()
+        progress = asdict(self.progress)
+        progress["sums"] = distributed.gathered_sums(progress["sums"])
+        name = f"{self.progress.epoch:06d}-{self.progress.batch:08d}"
+        distributed.save_state(self.accelerator, self.checkpoints, name, progress)
 
     def _train_epoch(self) -> dict[str, float]:
         """Train the rest of an epoch; return the record of the whole epoch."""
@@ -158,17 +180,15 @@ class Run:
         self.loader.set_epoch(progress.epoch)
         loader = skip_first_batches(self.loader, done) if done else self.loader
         with Recorder(open_meter(str(self.device))) as recorder:
-            rows = self._observer("train", progress.batches, recorder)
-            log = BatchLog(progress, rows, self.reports, self.config.checkpoint_steps,
-                           self._save_within)
+            log = BatchLog(self, self._observer("train", self.batches, recorder))
             begin = time.perf_counter()
-            self.trainer.train(self.on_device(loader), log, done)
+            self.trainer.train(self._on_device(loader), log, done)
             log.fetch()
             end = time.perf_counter()
         metered = self.device.type == "cuda" or self.accelerator.is_local_main_process
         energy_j = recorder.energy(begin, end).energy_j if metered else 0.0
         loss, right, samples, energy_j = distributed.gathered_sums([*progress.sums, energy_j])
-        return {"epoch": progress.epoch, "step": progress.batches - 1, "train_loss": loss / samples,
+        return {"epoch": progress.epoch, "step": self.batches - 1, "train_loss": loss / samples,
                 "train_acc@1": right / samples, "lr": self.trainer.optimizer.param_groups[0]["lr"],
                 "train_s": progress.seconds, "images_per_sec": samples / progress.seconds,
                 "energy_j": math.nan if done else energy_j}
@@ -178,57 +198,38 @@ class Run:
         loader, left = self._loader(split), len(self.data.indices[split])
         metrics = SplitMetrics(split, len(self.data.labels), self.task.multi_label,
                                self.config.eval_topk, self.device)
-        step = self.progress.epoch * len(loader) if split == "val" else 0
-        observer = self._observer(split, step)
-        for loss, scores, targets in self.trainer.predict(self.on_device(loader), observer):
+        observer = self._observer(split, self.progress.epoch * len(loader) if split == "val" else 0)
+        for loss, scores, targets in self.trainer.predict(self._on_device(loader), observer):
             batch = self.accelerator.gather((loss.expand(len(scores)), scores, targets))
             metrics.update(*[part[:left] for part in batch])  # the last batch is filled up
             left -= len(batch[0])
-            self.progress.rows += self.profile is not None
         return metrics.compute()
 
-    def _keep_weights(self, values: dict[str, float]) -> None:
-        """Keep the weights of an epoch where it is the best so far, or all are kept."""
+    def _keep_weights(self, value: float) -> None:
+        """Keep the weights of an epoch where its value is the best so far, or all are kept."""
         config, progress = self.config, self.progress
-        value = values[config.monitor_metric]
-        lowest = config.monitor_mode == "min"
-        better = value < progress.best if lowest else value > progress.best
-        if better or (math.isnan(progress.best) and not math.isnan(value)):
+        sign = -1 if config.monitor_mode == "min" else 1
+        first = math.isnan(progress.best) and not math.isnan(value)
+        if first or sign * value > sign * progress.best:
             progress.best, progress.best_epoch = value, progress.epoch
             if self.first:
                 weights.save(self.trainer.model.state_dict(), self.checkpoints / BEST)
                 meta = {"best_value": value, "epoch": progress.epoch, "best_ckpt": BEST,
                         "monitor": config.monitor_metric, "mode": config.monitor_mode}
-                store.write_json(meta, self.checkpoints / BEST_META)
+                store.write_json(meta, self.checkpoints / "_best_meta.json")
         if config.save_per_epoch_checkpoint and self.first:
             path = self.checkpoints / f"epoch_{progress.epoch:03d}.pt"
             weights.save(self.trainer.model.state_dict(), path)
 
-    def _report(self, record: dict[str, float], evaluation: Evaluation) -> None:
-        """Report an epoch and its evaluation, and print a line."""
-        if not self.first:
-            return
-        progress, name, rate = self.progress, self.config.monitor_metric, record["images_per_sec"]
-        values = {"train/epoch_loss": record["train_loss"],
-                  "train/epoch_acc@1": record["train_acc@1"],
-                  f"best/{name}": progress.best, "energy/epoch_j": record["energy_j"],
-                  "throughput/epoch_images_per_sec": rate}
+    def _report(self, values: dict[str, float], evaluation: Evaluation) -> None:
+        """Report values and an evaluation after the last batch that was trained."""
+        step, epoch = self.batches - 1, len(self.progress.history) - 1
         values = {name: value for name, value in values.items() if not math.isnan(value)}
-        self.reports.scalars(values, record["step"], progress.epoch)
+        if self.reports:
+            self.reports.scalars(values, step, epoch)
+            self.reports.evaluation(evaluation, step, epoch, self.data.labels)
         if self.tracked:
-            self.tracked.log(values, progress.epoch)
-        self._report_evaluation(evaluation, progress.epoch)
-        self.reports.flush()
-        print(f"epoch {progress.epoch + 1}/{self.config.epochs}: train loss "
-              f"{record['train_loss']:.4f}, {name} {evaluation.values[name]:.4f} (best "
-              f"{progress.best:.4f}), {rate:,.0f} images/s", flush=True)
-
-    def _report_evaluation(self, evaluation: Evaluation, epoch: int) -> None:
-        """Report an evaluation after the last batch that was trained."""
-        if self.first:
-            self.reports.evaluation(evaluation, self.progress.batches - 1, epoch, self.data.labels)
-        if self.tracked:
-            self.tracked.log(slashed(evaluation.values), epoch)
+            self.tracked.log({**values, **slashed(evaluation.values)}, epoch)
 
     def finish(self) -> dict[str, Any]:
         """Evaluate the best weights on test, where there is one; write and return the summary."""
@@ -242,42 +243,80 @@ class Run:
             weights.load_model(self.trainer.model, self.checkpoints / BEST)
             evaluation = self.evaluate("test")
             tested = evaluation.values
-            self._report_evaluation(evaluation, self.config.epochs - 1)
+            self._report({}, evaluation)
         summary = plain({
             "run": self.folder.name, "dataset": self.config.dataset, "labels": self.data.labels,
             "folder": str(self.folder), "monitor": self.config.monitor_metric,
             "best_value": progress.best, "best_epoch": progress.best_epoch, "epochs": len(history),
-            "batches": progress.batches, "optimizer_steps": progress.steps,
-            "train_s": sum(record["train_s"] for record in history), "history": history,
-            "test": tested, "device": str(self.device), "finished_utc": store.utc_now()})
+            "batches": self.batches, "train_s": sum(record["train_s"] for record in history),
+            "history": history, "test": tested, "device": str(self.device),
+            "finished_utc": store.utc_now()})
         if self.first:
             store.write_json(summary, self.folder / SUMMARY)
         return summary
 
 
-def _print_notes(config: TrainConfig, data: run_data.Data) -> None:
-    """Print where the data is from, and how much of it the cap leaves."""
-    counts = [f"{len(indices):,} of {len(data.splits[split]):,} {split} samples"
-              for split, indices in data.indices.items()]
-    print(f"{data.note}\n{choices(counts)}; {len(data.labels)} classes; at most "
-          f"{config.max_datapoints_per_class} samples per class in {choices(config.capped_splits)}",
-          flush=True)
+class BatchLog(Observer):
+    """Observes an epoch of a run beside ``rows``: adds up its batches, reports them, saves states.
+
+    Losses stay on the device, and are fetched twice a second.
+    """
+
+    def __init__(self, run: Run, rows: Observer):
+        self._run, self._rows = run, rows
+        self.start, self.mark = rows.start, rows.mark
+        self._waiting: list[tuple[int, float, torch.Tensor]] = []  # samples, lr, loss with right
+        self._fetched_s = time.perf_counter()
+        self._begin_s = self._fetched_s - run.progress.seconds
+
+    def end(self, batch: Batch) -> None:
+        """Note a batch; InputError where the loss of a fetched batch is no number."""
+        self._rows.end(batch)
+        progress, config = self._run.progress, self._run.config
+        logits, targets = batch.logits, batch.targets
+        if targets.ndim == 1:
+            right = (logits.argmax(1) == targets).float().sum()
+        else:  # of each sample, the share of right labels
+            right = ((logits > 0) == (targets > 0.5)).float().mean(1).sum()
+        both = torch.stack([batch.loss.detach().float(), right])
+        self._waiting.append((len(targets), batch.lr, both))
+        progress.batch += 1
+        due = batch.stepped and progress.batch < len(self._run.loader) and \
+            progress.batch // config.grad_accum_steps % config.checkpoint_steps == 0
+        if due or time.perf_counter() - self._fetched_s >= _FETCH_S:
+            self.fetch()
+        if due:
+            self._run.save()
+
+    def fetch(self) -> None:
+        """Add the waiting batches to the sums, in their order, and report them."""
+        run, progress, waiting = self._run, self._run.progress, self._waiting
+        self._waiting, number = [], run.batches - len(waiting)
+        fetched = torch.stack([both for *_, both in waiting]).tolist() if waiting else []
+        for (samples, lr, _), (loss, right) in zip(waiting, fetched, strict=True):
+            added = (loss * samples, right, samples)
+            progress.sums = [total + one for total, one in zip(progress.sums, added, strict=True)]
+            if run.reports:
+                values = {"train/step_loss": loss, "train/step_acc@1": right / samples,
+                          "train/lr": lr}
+                run.reports.scalars(values, number, progress.epoch)
+            if not math.isfinite(loss):
+                raise InputError(f"the loss is {loss} at step {number} (epoch {progress.epoch}, lr "
+                                 f"{lr:.3g}): training stops; a smaller lr, more warm-up, "
+                                 "max_grad_norm or fp32 may help")
+            number += 1
+        self._fetched_s = time.perf_counter()
+        progress.seconds = self._fetched_s - self._begin_s
 
 
 def train(config: TrainConfig, folder: Path, device: str, threads: int = 0,
           after_epoch: Callable[[int], None] = lambda epoch: None) -> dict[str, Any]:
     """Train a config in ``folder``, from its last state if there is one; return its summary.
 
-    Args:
-        config: what to train.
-        folder: of the run; what it prints is also in ``log.txt`` there.
-        device: device id, such as cuda:0; one of the processes that torchrun started has its own.
-        threads: of the CPU; 0: the config's.
-        after_epoch: called with each epoch once its state is saved; it may raise to stop.
-
-    Raises:
-        InputError: for a config that cannot be run, a NaN loss, a full disk, and too little
-            memory; earlier states stay.
+    ``device`` is an id, such as cuda:0; of several processes each has its own. ``threads`` 0 are
+    the config's. ``after_epoch`` is called with each epoch once its state is saved; it may raise to
+    stop. Raises InputError for a config that cannot be run, a NaN loss, a full disk, and too little
+    memory; earlier states stay.
     """
     place = machine.device(distributed.local_device(str(machine.device(device))))
     with ExitStack() as stack:
@@ -292,9 +331,9 @@ def train(config: TrainConfig, folder: Path, device: str, threads: int = 0,
             return store.read_json(folder / SUMMARY)
         try:
             run = Run(config, folder, place, accelerator)
-            with run.recording():
-                run.train(after_epoch)
-                return run.finish()
+            run.open_records(stack)
+            run.train(after_epoch)
+            return run.finish()
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 raise InputError(f"{folder}: out of memory; a smaller batch_size with more "

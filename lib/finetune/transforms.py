@@ -9,9 +9,6 @@ from PIL import Image
 
 from lib.work.pictures import central_square
 
-_HALF = (0.5,)
-BILINEAR = int(Image.Resampling.BILINEAR)
-
 
 @dataclass(frozen=True)
 class Inputs:
@@ -19,9 +16,9 @@ class Inputs:
 
     channels: int
     size: int
-    mean: tuple[float, ...] = _HALF
-    std: tuple[float, ...] = _HALF
-    resample: int = BILINEAR
+    mean: tuple[float, ...] = (0.5,)
+    std: tuple[float, ...] = (0.5,)
+    resample: int = int(Image.Resampling.BILINEAR)
 
 
 class Prepare:
@@ -30,7 +27,7 @@ class Prepare:
     def __init__(self, inputs: Inputs, color_jitter: bool = False):
         self._inputs = inputs
         self._mean, self._std = (torch.tensor(values).reshape(-1, 1, 1) for values in (inputs.mean, inputs.std))
-        self.random = color_jitter
+        self._jitter = None
         if color_jitter:
             from torchvision.transforms import v2
 
@@ -41,10 +38,10 @@ class Prepare:
         size = self._inputs.size
         picture = picture.convert("L" if self._inputs.channels == 1 else "RGB")
         picture = central_square(picture).resize((size, size), self._inputs.resample)
-        if self.random:
+        if self._jitter:
             picture = self._jitter(picture)
-        array = np.array(picture, dtype=np.float32).reshape(size, size, -1)
-        return torch.from_numpy(array).permute(2, 0, 1).contiguous().div_(255).sub_(self._mean).div_(self._std)
+        array = np.array(picture, dtype=np.float32).reshape(size, size, -1).transpose(2, 0, 1)
+        return torch.from_numpy(array).contiguous().div_(255).sub_(self._mean).div_(self._std)
 
 
 def gpu_augmentation() -> Callable[[torch.Tensor], torch.Tensor]:

@@ -9,21 +9,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from lib import executed_notebooks, files, paths, store
+from lib import executed_notebooks, files, locks, paths, store
 from lib.errors import InputError, death, refused
 
 PROGRESS = "progress.json"
-_END_S = 10.0  # for torchrun to end its processes
 
 
 def process_count() -> int:
     """Return how many processes torchrun started for this run; 1 without torchrun."""
     return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def is_first() -> bool:
-    """Return whether this process is the first, which writes."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def local_device(name: str) -> str:
@@ -49,8 +43,6 @@ def accelerator(device: str, seed: int) -> Any:
 
 def first_value(value: Any) -> Any:
     """Return the first process's value in all of them; each calls this, after ``accelerator``."""
-    if process_count() == 1:
-        return value
     from accelerate.utils import broadcast_object_list
 
     return broadcast_object_list([value])[0]
@@ -58,8 +50,6 @@ def first_value(value: Any) -> Any:
 
 def gathered_sums(values: list[float]) -> list[float]:
     """Return the sums of numbers over all processes; each process calls this with as many."""
-    if process_count() == 1:
-        return values
     from accelerate.utils import gather_object
 
     return [sum(numbers) for numbers in zip(*gather_object([values]), strict=True)]
@@ -70,22 +60,15 @@ def states(folder: Path) -> list[Path]:
     return sorted(folder.glob("state-*"))
 
 
-def remove_states(folder: Path) -> None:
-    """Remove the states of a run that has ended."""
-    for state in states(folder):
-        shutil.rmtree(state, ignore_errors=True)
-
-
-def save_state(accelerator: Any, folder: Path, epoch: int, batch: int,
-               progress: dict[str, Any]) -> None:
-    """Write the state ``state-<epoch>-<batch>`` in one step, and remove older states.
+def save_state(accelerator: Any, folder: Path, name: str, progress: dict[str, Any]) -> None:
+    """Write the state ``state-<name>`` in one step, and remove older states.
 
     Every process calls this. A state holds model, optimizer, schedule, random generators, and
     ``progress`` as JSON. Raises InputError on a full disk: the older state stays.
     """
     from lib.work import weights
 
-    target, partial = folder / f"state-{epoch:06d}-{batch:08d}", folder / ".state.partial"
+    target, partial = folder / f"state-{name}", folder / ".state.partial"
     if accelerator.is_main_process:
         shutil.rmtree(partial, ignore_errors=True)
         files.folder(partial)
@@ -105,20 +88,18 @@ def save_state(accelerator: Any, folder: Path, epoch: int, batch: int,
             shutil.rmtree(older, ignore_errors=True)
 
 
-def load_state(accelerator: Any, folder: Path) -> dict[str, Any] | None:
-    """Load the newest state in a folder; return its progress, None where there is no state.
+def load_state(accelerator: Any, folder: Path) -> dict[str, Any]:
+    """Load the newest state in a folder; return its progress, empty where there is no state.
 
     Raises InputError for a damaged state, or one of another model or number of processes.
     """
-    saved = states(folder)
-    if not saved:
-        return None
+    if not (saved := states(folder)):
+        return {}
     with refused(f"{saved[-1]} is no state of this run: "):
         progress = store.read_json(saved[-1] / PROGRESS)
-        processes, here = progress.pop("processes"), accelerator.num_processes
-        if processes != here:
-            raise InputError(f"{saved[-1]} is of {processes} processes, not {here}; resume with "
-                             "as many")
+        if (processes := progress.pop("processes")) != accelerator.num_processes:
+            raise InputError(f"{saved[-1]} is of {processes} processes, not "
+                             f"{accelerator.num_processes}; resume with as many")
         accelerator.load_state(str(saved[-1]))
     return progress
 
@@ -131,22 +112,26 @@ def torchrun(call: str, arguments: dict[str, Any], devices: list[str],
     ``threads``. The processes end with this one, and with an exception here. Raises the InputError
     of a process; RuntimeError where one died.
     """
+    variables = {"OMP_NUM_THREADS": str(threads)} if threads else {}
+    if devices[0].startswith("cuda"):  # the processes see no other GPU
+        numbers = [int(device.removeprefix("cuda:")) for device in devices]
+        variables[locks.MASK] = ",".join(map(locks.card, numbers))
     with tempfile.TemporaryDirectory() as home:
         task, outcome = Path(home) / "task.json", Path(home) / "outcome.json"
-        content = {"call": call, "arguments": arguments, "device": devices[0], "threads": threads}
-        store.write_json(content, task)
+        store.write_json({"call": call, "device": devices[0],
+                          "arguments": {**arguments, "threads": threads}}, task)
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
                    "--nproc-per-node", str(len(devices)),
                    "-m", "lib.work.distributed", str(task), str(outcome)]
-        process = subprocess.Popen(
-            command, cwd=paths.ROOT, env={**os.environ, **_environment(devices, threads)},
-            text=True, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            preexec_fn=executed_notebooks.end_with_parent)  # noqa: PLW1509 - one call of Linux
-        try:
-            _, errors = process.communicate()
-        except BaseException:
-            _end(process)
-            raise
+        with subprocess.Popen(
+                command, cwd=paths.ROOT, env={**os.environ, **variables}, text=True,
+                stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                preexec_fn=executed_notebooks.end_with_parent) as process:  # noqa: PLW1509
+            try:
+                _, errors = process.communicate()
+            except BaseException:
+                process.terminate()  # torchrun then ends its processes, at last by force
+                raise
         ended = store.read_json(outcome) if outcome.exists() else {}
         if "refused" in ended:
             raise InputError(ended["refused"])
@@ -156,35 +141,12 @@ def torchrun(call: str, arguments: dict[str, Any], devices: list[str],
         return ended["result"]
 
 
-def _environment(devices: list[str], threads: int) -> dict[str, str]:
-    """Return the variables of processes that use these devices: they see no other GPU."""
-    numbers = [int(device.partition(":")[2] or 0) for device in devices
-               if device.startswith("cuda")]
-    variables = {"OMP_NUM_THREADS": str(threads)} if threads else {}
-    if numbers:
-        visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-        variables["CUDA_VISIBLE_DEVICES"] = ",".join(
-            visible[number] if visible else str(number) for number in numbers)
-    return variables
-
-
-def _end(process: subprocess.Popen) -> None:
-    """End torchrun, which ends its processes; kill it where it does not."""
-    process.terminate()
-    try:
-        process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
 def _one_of_several(task: Path, outcome: Path) -> int:
     """Carry out a task of ``torchrun`` in one of its processes; return the exit status."""
     content = store.read_json(task)
+    function, device = pkgutil.resolve_name(content["call"]), local_device(content["device"])
     try:
-        function = pkgutil.resolve_name(content["call"])
-        result = function(**content["arguments"], devices=[local_device(content["device"])],
-                          threads=content["threads"])
+        result = function(**content["arguments"], devices=[device])
     except InputError as error:
         store.write_json({"refused": str(error)}, outcome)
         return 1

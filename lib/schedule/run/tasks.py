@@ -5,11 +5,10 @@ devices share each batch, by one process per device. Imports nothing heavy.
 """
 
 import contextlib
-import itertools
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from lib.errors import InputError
 from lib.work import distributed
 
 WEIGHTS = "weights.pt"
-_WARM_STEPS = 2
+_PART = 2  # steps that are trained in one go, by a job as by its probe
 _SAVE_S = 20.0  # between two states, at least
 
 
@@ -45,12 +44,10 @@ def _opened(workload_id: str) -> tuple[Any, Any]:
 
 
 class _Training:
-    """A workload in training on this process's device, batch after batch, epoch after epoch.
+    """A workload in training on this process's device, batch after batch, epoch after epoch."""
 
-    ``epoch`` and ``batch`` are those of the next batch, ``steps`` the batches that are done.
-    """
-
-    def __init__(self, workload_id: str, device: str, accelerator: Any):
+    def __init__(self, workload_id: str, device: str, accelerator: Any, folder: Path | None = None):
+        """Build the model, or go on from the last state in ``folder``, if there is one."""
         import torch
         from accelerate.utils import set_seed
 
@@ -69,62 +66,24 @@ class _Training:
         self.trainer.distribute(accelerator)
         loader = torch.utils.data.DataLoader(data, size, shuffle=True, drop_last=True)
         self._loader = accelerator.prepare_data_loader(loader)
-        self.accelerator, self.epoch, self.batch, self.steps = accelerator, 0, 0, 0
+        progress = distributed.load_state(accelerator, folder) if folder else {}
+        self.steps = progress.get("steps", 0)  # that are done
+        self._batches = self._endless(*divmod(self.steps, len(self._loader)))
 
-    def train(self, steps: int, folder: Path | None = None) -> float:
-        """Train so many steps; return the mean loss. A folder gets the state now and then."""
-        from lib.work.training import Observer
-
-        training, saved_s = self, time.monotonic()
-
-        class Saving(Observer):
-            """Counts steps and saves the state."""
-
-            def end(self, batch: Any) -> None:
-                nonlocal saved_s
-                training.steps += 1
-                due = folder is not None and time.monotonic() - saved_s >= _SAVE_S
-                if distributed.first_value(due):
-                    training.save(folder)
-                    saved_s = time.monotonic()
-
-        return self.trainer.train(_Steps(self._batches(), steps), Saving())
-
-    def _batches(self) -> Iterator[Any]:
-        """Yield batches for ever, from ``epoch`` and ``batch`` on."""
+    def _endless(self, epoch: int, done: int) -> Iterator[Any]:
+        """Yield the batches of an epoch that are not done, and those of all later epochs."""
         from accelerate import skip_first_batches
 
         while True:
-            self._loader.set_epoch(self.epoch)
-            for batch in skip_first_batches(self._loader, self.batch):
-                self.batch += 1
-                yield batch
-            self.epoch, self.batch = self.epoch + 1, 0
+            self._loader.set_epoch(epoch)
+            yield from skip_first_batches(self._loader, done)
+            epoch, done = epoch + 1, 0
 
-    def save(self, folder: Path) -> None:
-        """Save the state."""
-        progress = {"epoch": self.epoch, "batch": self.batch, "steps": self.steps}
-        distributed.save_state(self.accelerator, folder, self.epoch, self.batch, progress)
-
-    def load(self, folder: Path) -> None:
-        """Go on from the last state in a folder, if there is one."""
-        if progress := distributed.load_state(self.accelerator, folder):
-            self.epoch, self.batch = progress["epoch"], progress["batch"]
-            self.steps = progress["steps"]
-
-
-@dataclass
-class _Steps:
-    """A loader of the next ``steps`` batches."""
-
-    batches: Iterator[Any]
-    steps: int
-
-    def __len__(self) -> int:
-        return self.steps
-
-    def __iter__(self) -> Iterator[Any]:
-        return itertools.islice(self.batches, self.steps)
+    def train(self, steps: int) -> float:
+        """Train so many steps; return the mean loss."""
+        loss = self.trainer.train([next(self._batches) for _ in range(steps)])
+        self.steps += steps
+        return loss
 
 
 @contextlib.contextmanager
@@ -156,15 +115,22 @@ def workload(workload: str, steps: int, folder: str, devices: list[str],
 
     home = Path(folder)
     with _prepared(devices[0], threads) as accelerator:
-        training = _Training(workload, devices[0], accelerator)
-        training.load(home)
-        left, begin = steps - training.steps, time.perf_counter()
-        loss = training.train(left, home)
+        training = _Training(workload, devices[0], accelerator, home)
+        left, loss, begin = steps - training.steps, 0.0, time.perf_counter()
+        saved = begin
+        while training.steps < steps:
+            part = min(_PART, steps - training.steps)
+            loss += training.train(part) * part / left
+            if distributed.first_value(time.perf_counter() - saved >= _SAVE_S):
+                distributed.save_state(accelerator, home, f"{training.steps:08d}",
+                                       {"steps": training.steps})
+                saved = time.perf_counter()
         seconds = time.perf_counter() - begin
         loss = distributed.gathered_sums([loss])[0] / accelerator.num_processes
         if accelerator.is_main_process:
             weights.save(training.trainer.model.state_dict(), home / WEIGHTS)
-            distributed.remove_states(home)
+            for state in distributed.states(home):
+                shutil.rmtree(state, ignore_errors=True)
     return {"steps": steps, "trained": left, "seconds": seconds, "loss": loss,
             "weights": str(home / WEIGHTS)}
 
@@ -189,17 +155,17 @@ def probe(workload: str, seconds: float, devices: list[str], threads: int) -> di
         training = _Training(workload, devices[0], accelerator)
         setup_s, measured_s = time.perf_counter() - begin, 0.0
         for _ in ("warm-up", "measured"):
-            steps, begin = 0, time.perf_counter()
+            steps, begin = training.steps, time.perf_counter()
             while distributed.first_value(time.perf_counter() - begin < seconds):
-                training.train(_WARM_STEPS)
-                steps += _WARM_STEPS
+                training.train(_PART)
             spent_s = time.perf_counter() - begin
             measured_s += spent_s
         begin = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
             weights.save(training.trainer.model.state_dict(), Path(folder) / WEIGHTS)
         setup_s += time.perf_counter() - begin
-    return {"step_s": spent_s / steps, "setup_s": setup_s, "measured_s": measured_s}
+    return {"step_s": spent_s / (training.steps - steps), "setup_s": setup_s,
+            "measured_s": measured_s}
 
 
 def notebook(path: str, parameters: dict[str, Any], out: str, devices: list[str],
