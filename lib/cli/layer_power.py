@@ -48,10 +48,10 @@ def _train(options: argparse.Namespace) -> bool:
 
     registry = None if options.register is None else Registry(options.register)
     table, trained = read_training(options.training), 0
+    origin = {"source": options.source, "licence": options.licence}
     for target in options.targets:
-        models, refused = training.train_models(
-            table, target, options.device, options.learner, source=options.source,
-            licence=options.licence)
+        models, refused = training.train_models(table, target, options.device, options.learner,
+                                                **origin)
         for model in models:
             scores = model.scores
             print(f"{training.save_model(model, options.out)}: {target} of {model.kind} layers, "

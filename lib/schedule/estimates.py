@@ -52,8 +52,11 @@ def split(table: np.ndarray, job_class: np.ndarray) -> Split:
     return Split(table, group, rest, sigma)
 
 
-def estimate(state: State, predict: Predict, parts: Split) -> Estimate:
+def estimate(state: State, predict: Predict) -> Estimate:
     """Return the estimates that follow from the predictions and from the jobs that finished."""
+    parts = state.memory.get("split")
+    if parts is None or parts.table is not predict.table:
+        parts = state.memory["split"] = split(predict.table, state.jobs.job_class)
     jobs, types, seconds = state.finished
     known = np.isfinite(predict.table[jobs, types])  # predictions may have changed
     jobs, types, seconds = jobs[known], types[known], seconds[known]

@@ -20,7 +20,7 @@ import numpy as np
 from lib.schedule import energy, estimates
 from lib.schedule.assignment import assign
 from lib.schedule.baselines import MATCHED, affinity, aging, allox, edf
-from lib.schedule.estimates import Estimate, Split
+from lib.schedule.estimates import Estimate
 from lib.schedule.state import Action, Predict, Restart, Running, Starts, State, Wait
 
 OBJECTIVES = ("makespan", "mean_jct", "p99_jct", "deadline", "energy", "price")
@@ -33,15 +33,14 @@ STILL = 0.3  # of the time that an overdue job has worked: it is expected to tak
 
 @dataclass
 class Memory:
-    """What ``hybrid`` remembers between decisions: the predictions, and the last assignment."""
+    """What ``hybrid`` remembers between decisions, above all the last assignment."""
 
-    parts: Split | None = None
     late: bool = False  # jobs are bound late, since predictions were not exact
     device_of: np.ndarray = field(default_factory=lambda: np.empty(0, int))  # (jobs), -1: none
     present: np.ndarray = field(default_factory=lambda: np.empty(0, int))  # devices at that time
     finished: int = 0  # jobs that had finished
     end_s: float = 0.0  # expected makespan
-    moved: set[tuple[int, int]] = field(default_factory=set)  # restarted jobs, types that they left
+    moved: set[tuple[int, int]] = field(default_factory=set)  # restarted jobs, types they left
 
 
 def hybrid(state: State, predict: Predict, objective: str = "makespan") -> list[Action]:
@@ -50,9 +49,7 @@ def hybrid(state: State, predict: Predict, objective: str = "makespan") -> list[
     Raises InputError where the objective needs watts or prices that are missing.
     """
     memory = state.memory.setdefault("hybrid", Memory())
-    if memory.parts is None or memory.parts.table is not predict.table:
-        memory.parts = estimates.split(predict.table, state.jobs.job_class)
-    estimate = estimates.estimate(state, predict, memory.parts)
+    estimate = estimates.estimate(state, predict)
     memory.late |= not estimate.exact
     if not len(state.waiting) and objective not in ("energy", "price"):
         return restarts(state, estimate, memory)
@@ -103,10 +100,7 @@ def assigned_starts(state: State, estimate: Estimate, memory: Memory,
 
 
 def other_jobs(seconds: np.ndarray, waits: np.ndarray, kind: int, left_s: float) -> np.ndarray:
-    """Return the waiting job of another type that loses least on this one, or nothing.
-
-    The job must end within ``left_s``, or be no slower here than elsewhere.
-    """
+    """Return the waiting job that loses least here, within ``left_s`` or if fastest; or nothing."""
     here = seconds[:, kind]
     elsewhere = np.delete(seconds, kind, axis=1).min(axis=1, initial=np.inf)
     rows = np.flatnonzero(waits & np.isfinite(here) & ((here <= left_s) | (here <= elsewhere)))

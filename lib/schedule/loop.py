@@ -82,7 +82,6 @@ class Loop:
         self._finished = np.empty((0, 3))  # job, type, seconds; more rows than are used
         self._finished_count = self._attempts = 0
         self._memory: dict = {}
-        self._predict_of, self._predict = None, Predict(np.empty((0, 0)))
 
     def run(self) -> None:
         """Let events happen and the policy decide until nothing will happen any more.
@@ -159,12 +158,9 @@ class Loop:
 
     def _decide(self) -> float:
         """Let the policy decide, and do what it says; return when it must decide again."""
-        if self._predict_of is not self.backend.problem:
-            problem = self._predict_of = self.backend.problem
-            self._predict = Predict(problem.feasible_s, problem.sigma)
-        state, until_s = self._state(), np.inf
+        problem, state, until_s = self.backend.problem, self._state(), np.inf
         begin = time.perf_counter()
-        actions = self.policy(state, self._predict)
+        actions = self.policy(state, Predict(problem.feasible_s, problem.sigma))
         self.decide_s.append(time.perf_counter() - begin)
         for action in actions:
             if isinstance(action, Wait):
@@ -173,8 +169,8 @@ class Loop:
                 until_s = min(until_s, action.until_s)
             elif isinstance(action, Restart):
                 if not self._stop(action.job, "moved"):
-                    name = self.backend.problem.jobs.ids[action.job]
-                    raise PolicyError(f"the policy restarted job {name}, which does not run")
+                    raise PolicyError(f"the policy restarted job {problem.jobs.ids[action.job]}, "
+                                      "which does not run")
                 self._waiting[action.job] = None
                 self._start(action.job, (action.device,))
             else:
@@ -204,7 +200,7 @@ class Loop:
             return "it needs another number of devices at once"
         if len(types) > 1 or self._busy() & set(devices):
             return "not all are free, and of one type"
-        if not self._predict(job, device_type) < np.inf:
+        if not problem.feasible[job, device_type]:
             return "it cannot run there"
         if problem.cores[job, device_type] * len(devices) > self._free_cores() + SLACK:
             return "too few cores of the host are free"
