@@ -4,7 +4,6 @@ import numpy as np
 
 from lib.schedule import metrics
 from lib.schedule.policies import policy_for
-from lib.schedule.problem import feasible
 from lib.schedule.simulate import simulate
 
 TIMES, DEVICES = "job_id,cpu,gpu\na,10,2\nb,20,4\nc,6,3\n", "device,type,count,idle_w,busy_w\nc,cpu,1,5,50\ng,gpu,1,20,300\n"
@@ -32,7 +31,7 @@ def check_schedule(outcome, failures=False):
     assert failures or len(outcome.done) == len(problem.jobs)
     for _, rows in table.sort_values("start_s").groupby("device_index"):
         assert (rows["start_s"].to_numpy()[1:] >= rows["end_s"].to_numpy()[:-1] - 1e-9).all()
-    assert feasible(problem)[jobs, types].all()
+    assert problem.feasible[jobs, types].all()
     assert (start_s >= problem.jobs.arrival_s[jobs] - 1e-9).all()
     if np.isfinite(problem.fleet.host_cores):
         together = (start_s <= start_s[:, None]) & (end_s > start_s[:, None] + 1e-9)

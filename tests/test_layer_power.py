@@ -2,11 +2,9 @@
 
 import json
 import os
-import pickle
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -155,23 +153,6 @@ def test_a_model_comes_back_by_number_and_alias_with_its_scores(registry, model)
     for name, version in (("n", "champion"), ("m", "7")):
         with refused("mlflow.db: the registry refuses: .*not found"):
             registry.load(name, version)
-
-
-@pytest.mark.slow
-def test_nothing_of_a_registered_file_is_executed(registry, model, tmp_path, monkeypatch):
-    class Trap:
-        def __reduce__(self):
-            return os.mkdir, ("sprung",)
-
-    monkeypatch.chdir(tmp_path)
-    registry.register("trap", model)
-    folder = Path(registry.uri.removeprefix("sqlite:///")).parent / "artifacts"
-    path = max(folder.rglob("*.json"), key=lambda path: path.stat().st_mtime_ns)
-    for content in (pickle.dumps(Trap()), b"{}", b'{"py/reduce": [{"py/function": "os.mkdir"}, ["sprung"]]}'):
-        path.write_bytes(content)
-        with refused("is no layer model, or is damaged"):
-            registry.load("trap")
-        assert not (tmp_path / "sprung").exists()
 
 
 @pytest.mark.parametrize("uri", ["ftp://x", "http://me:secret@127.0.0.1:9", "sqlite:////dev/null/x.db"])

@@ -1,4 +1,4 @@
-"""Policies and the simulator: known answers, bounds, bad input, an independent referee; laws are in test_schedule_machine."""
+"""Policies and the simulator: known answers, bounds, bad input; laws are in test_schedule_machine."""
 
 from dataclasses import replace
 
@@ -77,32 +77,8 @@ def test_a_wrong_policy_is_found(actions):
         simulate(a_problem(), lambda state, predict: actions)
 
 
-def test_simpy_agrees():
-    """SimPy, an independent simulator, gives first-come on one type the same completion times."""
-    simpy = pytest.importorskip("simpy")
-    draw = np.random.default_rng(4)
-    arrival, times = np.sort(draw.uniform(0, 40, 80)), draw.uniform(1, 6, (80, 1))
-    problem = Problem(Jobs.plain(80, arrival), Fleet.from_counts({"gpu": 4}), times, times)
-    ours = simulate(problem, policy_for("fcfs")).done.set_index("job")["end_s"]
-    world = simpy.Environment()
-    devices, ends = simpy.Resource(world, 4), {}
-
-    def job(number):
-        yield world.timeout(arrival[number])
-        with devices.request() as request:
-            yield request
-            yield world.timeout(times[number, 0])
-        ends[number] = world.now
-
-    for number in range(80):
-        world.process(job(number))
-    world.run()
-    assert ours.to_dict() == pytest.approx(ends)
-
-
 @pytest.mark.parametrize("part, column, values, words", [
     ("jobs", "arrival_s", np.zeros(6), r"arrival_s is \(6,\), there are 5 jobs and 3"),
-    ("fleet", "type_of", np.full(6, 3), "type_of gives each of the 6 devices the number of its type, 0 to 2"),
     (None, "energy", JobEnergy(np.ones((4, 3)), ("measured",) * 5), r"energy is \(4, 3\), there are 5 jobs")])
 def test_columns_that_are_not_aligned_are_refused(part, column, values, words):
     problem = a_problem(count=5)

@@ -3,11 +3,9 @@
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from lib.config import definitions
-from lib.schedule import energy, problem_files, scenarios
+from lib.schedule import energy, problem_files
 from lib.schedule.policies import policy_for
 from lib.schedule.problem import Fleet, JobEnergy, Jobs, Problem
 from lib.schedule.simulate import Faults, simulate
@@ -79,22 +77,3 @@ def test_the_verb_says_how_the_joules_are_known(tmp_path):
     written = files(tmp_path, energy="job_id,cpu,gpu,source\na,1,5,modelled\nb,1,9,modelled\nc,1,1,modelled\n")
     out = output_of("schedule", "--policy", "met", *(f"--{name}={path}" for name, path in written.items()))
     assert "J (modelled, idling assumed)" in out
-
-
-def test_joules_of_a_step_are_watts_times_time_unless_a_file_states_them(tmp_path):
-    steps = [("W1", "cpu", 20.0), ("W1", "t4", 2.0), ("W2", "cpu", 30.0), ("W2", "t4", np.nan)]
-    times = pd.DataFrame(steps, columns=["job_class", "device", "step_ms"]).assign(memory_mb=1.0)
-    desk = definitions.scenario("one_gpu").model_copy(update={"kinds": ("W1", "W2")})
-    plain = scenarios.step_energy(times, desk)
-    assert plain.joules == pytest.approx(np.array([[0.16, 0.14], [0.24, np.nan]]), nan_ok=True)  # 8 W and 70 W
-    assert plain.sources == ("assumed", "assumed")
-    file = tmp_path / "energy.csv"
-    file.write_text("job_id,cpu,t4,source\nW2,0.5,,modelled\nW1,0.1,,measured\n")
-    stated = scenarios.step_energy(times, desk, str(file))
-    assert stated.joules[:, 0].tolist() == [0.1, 0.5] and stated.sources == ("measured", "modelled")
-    problem = scenarios.job_mix(times, desk, 10, str(file))(0)
-    joules_per_s = np.array([0.1, 0.5]) / [0.02, 0.03]
-    assert problem.energy.joules[:, 0] == pytest.approx(problem.actual_s[:, 0] * joules_per_s[problem.jobs.job_class])
-    file.write_text("job_id,cpu,t4\nW1,1,1\n")
-    with refused("energy.csv lacks jobs of the scenario one_gpu: W2"):
-        scenarios.job_mix(times, desk, 10, str(file))

@@ -8,14 +8,7 @@ from lib.cli.options import Option, a_path, add_verb, flag, folder_name, note, o
 from lib.errors import InputError
 
 FOLDER = paths.DATA / "layer_power"
-_TARGETS, _KINDS = ("runtime", "power"), ("convolutional", "pooling", "dense")
-
-
-def _show(notes: dict[Path, list[str]]) -> None:
-    for folder, texts in notes.items():
-        print(folder)
-        for text in texts:
-            note(f"{folder.name}: {text}")
+_TARGETS = ("runtime", "power")
 
 
 def _preprocess(options: argparse.Namespace) -> None:
@@ -41,6 +34,13 @@ def _dataset(options: argparse.Namespace) -> None:
         print(f"{len(data_copy.push(options.out, options.push))} files pushed to {options.push}")
 
 
+def _show(notes: dict[Path, list[str]]) -> None:
+    for folder, texts in notes.items():
+        print(folder)
+        for text in texts:
+            note(f"{folder.name}: {text}")
+
+
 def _train(options: argparse.Namespace) -> bool:
     from lib.tensorrt import training
     from lib.tensorrt.layers import read_training
@@ -48,10 +48,10 @@ def _train(options: argparse.Namespace) -> bool:
 
     registry = None if options.register is None else Registry(options.register)
     table, trained = read_training(options.training), 0
+    origin = {"source": options.source, "licence": options.licence}
     for target in options.targets:
-        models, refused = training.train_models(
-            table, target, options.device, options.learner, source=options.source,
-            licence=options.licence)
+        models, refused = training.train_models(table, target, options.device, options.learner,
+                                                **origin)
         for model in models:
             scores = model.scores
             print(f"{training.save_model(model, options.out)}: {target} of {model.kind} layers, "
@@ -68,14 +68,14 @@ def _train(options: argparse.Namespace) -> bool:
 
 def _tune(options: argparse.Namespace) -> None:
     from lib.tensorrt import tune
+    from lib.tensorrt.engine import KINDS
     from lib.tensorrt.layers import read_training
     from lib.tensorrt.training import load_settings
 
     table, settings, chosen = read_training(options.training), load_settings(), {}
-    for kind in options.kinds:
-        study = tune.tune(table, kind, options.target, options.device, settings, options.trials,
-                          options.seed)
-        best = chosen[options.target, kind] = tune.best_setting(study)
+    for kind in KINDS.values():
+        study = tune.tune(table, kind, options.target, options.device, settings, options.trials)
+        best = chosen[options.target, kind] = tune.suggested(study.best_trial)
         print(f"{options.target} of {kind} layers, training networks left out: RMSPE "
               f"{100 * study.trials[0].value:.1f} % with the first setting, "
               f"{100 * study.best_value:.1f} % with {best.model_dump_json()}")
@@ -178,9 +178,7 @@ def _add_models(steps) -> None:
     add_verb(steps, _tune, "tune", "search settings with Optuna, on training networks alone",
              training, device,
              option("--target", default="runtime", choices=_TARGETS),
-             option("--kinds", default=_KINDS, nargs="+", choices=_KINDS),
              option("--trials", "trials beyond those of earlier searches", whole(1, 100_000), 100),
-             option("--seed", "of the search", whole(0, 2**32 - 1), 0),
              flag("--write", "put the best settings into params/layer_power.yaml"))
     add_verb(steps, _predict, "predict", "predict the runtime and power of each layer of an engine",
              option("--trt-engine-path", "the engine's information as JSON", a_path, required=True),

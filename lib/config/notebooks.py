@@ -231,7 +231,6 @@ class SchedulerParams(Sourced):
     few: whole(1, 100) = 2
     arriving: whole(100, 100_000) = 400
     jobs: str = ""
-    energy: str = ""
     workloads: Names = "W1,W6"
     real: whole(2, 1000) = 6
     job_s: number(0.5, 3600) = 1.5

@@ -1,6 +1,6 @@
 """The verb ``schedule``: a problem and a policy in; a schedule, its figures and how sure they are out."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
@@ -18,8 +18,6 @@ from lib.schedule.risk import Risk
 from lib.schedule.simulate import Outcome, simulate
 from lib.tables import columns
 
-FIGURES = ("makespan_s", "mean_jct_s", "p99_jct_s", "energy_j", "energy_source", "price", "lower_bound_s", "ratio",
-           "decide_s", "moved")
 PROVEN = 1e-5  # relative: a makespan so near to its lower bound is the least
 SHOWN_DEVICES, SHOWN_JOBS = 16, 5
 
@@ -37,9 +35,10 @@ class Answer:
     def figures(self) -> dict[str, Any]:
         """Figures of the schedule by name; None where unknown."""
         problem = self.outcome.problem
-        measured = metrics.metrics(self.outcome, bounds.makespan_bound(problem))
-        return {"policy": self.policy, "objective": self.objective, "jobs": len(problem.jobs), "devices": len(problem.fleet),
-                **{name: measured[name] for name in FIGURES}, "late_s": metrics.late_s(self.outcome)}
+        return {"policy": self.policy, "objective": self.objective, "jobs": len(problem.jobs),
+                "devices": len(problem.fleet),
+                **metrics.metrics(self.outcome, bounds.makespan_bound(problem)),
+                "late_s": metrics.late_s(self.outcome)}
 
     @property
     def risks(self) -> dict[str, Any]:
@@ -55,10 +54,11 @@ class Answer:
     @property
     def schedule(self) -> pd.DataFrame:
         """The table ``schedule``, one row per attempt."""
-        return self.outcome.schedule[columns("schedule")].sort_values(["start_s", "device"], ignore_index=True)
+        rows = self.outcome.schedule[columns("schedule")]
+        return rows.sort_values(["start_s", "device"], ignore_index=True)
 
     def write(self, out: Path | None = None, trace_path: Path | None = None) -> None:
-        """Write the schedule as CSV and the trace as JSON to new files, if given; InputError if a file exists already."""
+        """Write schedule and trace to new files, where given; InputError if a file exists."""
         for path in (out, trace_path):
             if path is not None:
                 files.check_new(path)
@@ -68,16 +68,18 @@ class Answer:
             files.create(trace_path, trace.encoded(self.outcome.schedule, self.policy))
 
 
-def schedule(problem: Problem, policy: str = "hybrid", objective: str = "makespan", high_s: np.ndarray | None = None,
-             limit_risk: float = 0.05) -> Answer:
+def schedule(problem: Problem, policy: str = "hybrid", objective: str = "makespan",
+             high_s: np.ndarray | None = None, limit_risk: float = 0.05) -> Answer:
     """Schedule a problem by a policy that pursues an objective.
 
-    With ``high_s`` (jobs, types), the high ends of 90 % ranges, the answer says how likely each deadline is kept, and proposes
-    time limits that a job exceeds with the probability ``limit_risk``. Raises InputError if the problem has no device for the
-    policy, or no deadline for that objective, and for high ends below the predictions.
+    With ``high_s`` (jobs, types), the high ends of 90 % ranges, the answer says how likely each
+    deadline is kept, and proposes time limits that a job exceeds with the probability
+    ``limit_risk``. Raises InputError if the problem has no device for the policy, or no deadline
+    for that objective, and for high ends below the predictions.
     """
     if wanted := missing_device(policy, problem.fleet):
-        raise InputError(f"the policy {policy} has no device: none is {wanted}; the types are: {choices(problem.fleet.types)}")
+        raise InputError(f"the policy {policy} has no device: none is {wanted}; the types are: "
+                         f"{choices(problem.fleet.types)}")
     if objective == "deadline" and not np.isfinite(problem.jobs.deadline_s).any():
         raise InputError("the objective deadline needs deadline_s of some job in the jobs file")
     chosen = policy_for(policy, objective)
@@ -85,7 +87,7 @@ def schedule(problem: Problem, policy: str = "hybrid", objective: str = "makespa
     outcome = simulate(problem, chosen)
     if sigma is None:
         return Answer(policy, objective, outcome)
-    planned = simulate(problem.with_actual(problem.predicted_s), chosen)
+    planned = simulate(replace(problem, actual_s=problem.predicted_s), chosen)
     return Answer(policy, objective, outcome, risk.assess(planned, sigma, limit_risk))
 
 
@@ -96,12 +98,14 @@ def text(answer: Answer) -> str:
     best = f"at most {above:.1%} above the best (none is below {figures['lower_bound_s']:,.6g} s)"
     if above < PROVEN:
         best = "proven best"
-    lines = [f"{answer.policy}, for {answer.objective}: {figures['jobs']} jobs on {figures['devices']} devices, decided in "
-             f"{figures['decide_s'] * 1e3:,.1f} ms",
+    lines = [f"{answer.policy}, for {answer.objective}: {figures['jobs']} jobs on "
+             f"{figures['devices']} devices, decided in {figures['decide_s'] * 1e3:,.1f} ms",
              f"  makespan         {figures['makespan_s']:,.6g} s, {best}",
-             f"  completion time  mean {figures['mean_jct_s']:,.6g} s, p99 {figures['p99_jct_s']:,.6g} s"]
+             f"  completion time  mean {figures['mean_jct_s']:,.6g} s, "
+             f"p99 {figures['p99_jct_s']:,.6g} s"]
     if figures["energy_j"] is not None:
-        lines.append(f"  energy           {figures['energy_j']:,.6g} J ({figures['energy_source']})")
+        lines.append(f"  energy           {figures['energy_j']:,.6g} J "
+                     f"({figures['energy_source']})")
     if figures["price"] is not None:
         lines.append(f"  price            {figures['price']:,.6g}")
     if figures["late_s"] is not None:
@@ -112,7 +116,6 @@ def text(answer: Answer) -> str:
 
 
 def _missed_deadlines(answer: Answer) -> str:
-    """Return how many deadlines are missed, and the latest jobs."""
     jobs, late_s, words = answer.outcome.problem.jobs, answer.figures["late_s"], []
     for job in list(late_s)[:SHOWN_JOBS]:
         number = jobs.ids.index(job)
@@ -126,7 +129,6 @@ def _missed_deadlines(answer: Answer) -> str:
 
 
 def _risk_lines(answer: Answer) -> list[str]:
-    """Return the range of the makespan, the jobs that are most likely late, and time limits."""
     risks, ids = answer.risks, answer.outcome.problem.jobs.ids
     low, high = risks["makespan_range_s"]
     lines = [f"  90 % range       makespan {low:,.6g} to {high:,.6g} s"]
@@ -141,12 +143,12 @@ def _risk_lines(answer: Answer) -> list[str]:
 
 
 def _device_lines(answer: Answer) -> list[str]:
-    """Return one line per device with its first jobs, for the first devices."""
     schedule, names = answer.schedule, answer.outcome.problem.fleet.names
     width, lines = max(map(len, names[:SHOWN_DEVICES])), []
     for name in names[:SHOWN_DEVICES]:
         rows = schedule[schedule["device"] == name]
-        jobs = [f"{row.job_id} {row.start_s:,.4g} to {row.end_s:,.4g}" for row in rows.head(SHOWN_JOBS).itertuples()]
+        jobs = [f"{row.job_id} {row.start_s:,.4g} to {row.end_s:,.4g}"
+                for row in rows.head(SHOWN_JOBS).itertuples()]
         if len(rows) > SHOWN_JOBS:
             jobs.append(f"{len(rows) - SHOWN_JOBS} more")
         lines.append(f"  {name:<{width}}  {'; '.join(jobs) or 'nothing'}")

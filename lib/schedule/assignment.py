@@ -1,7 +1,5 @@
 """Which device runs which job: a linear programme, rounded, then moves and swaps of jobs."""
 
-from typing import NamedTuple
-
 import numpy as np
 
 from lib.schedule import bounds
@@ -12,17 +10,11 @@ _GAIN = 1e-9  # relative gain that a move or a swap must have
 _DISTURBED = 4  # pairs of jobs that change places before the next round
 
 
-class Assignment(NamedTuple):
-    """The device of each job, and a lower bound of the makespan in s."""
-
-    device_of: np.ndarray
-    least_s: float
-
-
-def assign(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray,
-           cost_s: np.ndarray | None = None, margin: float = 1.0,
-           search: bool = True) -> Assignment:
+def assign(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, cost_s: np.ndarray | None,
+           margin: float, search: bool) -> tuple[np.ndarray, float]:
     """Assign jobs to devices so that the makespan, or the sum of makespan and costs, is short.
+
+    Returns the device of each job, and a lower bound of the makespan in s.
 
     Args:
         times: seconds (jobs, types) with set-up, inf where a job cannot run.
@@ -45,7 +37,7 @@ def assign(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray,
         rounds = min(_ROUNDS, _ROUNDS_TIMES_JOBS // len(times))
         exchanges = Exchanges(times, type_of, ready_s, cost_s)
         device_of = exchanges.search(device_of, relaxed.makespan_s, rounds)
-    return Assignment(device_of, relaxed.makespan_s)
+    return device_of, relaxed.makespan_s
 
 
 def rounded(times: np.ndarray, share: np.ndarray, type_of: np.ndarray,
@@ -62,23 +54,17 @@ def rounded(times: np.ndarray, share: np.ndarray, type_of: np.ndarray,
 
 
 class Exchanges:
-    """Moves and swaps of jobs between devices that shorten the makespan, or its sum with costs."""
+    """Moves and swaps of jobs between devices that shorten the makespan, or its sum with costs.
+
+    A move is a swap with one of the jobs of no length that follow the real ones, one per device.
+    """
 
     def __init__(self, times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray,
                  cost_s: np.ndarray | None):
-        self.seconds, self.ready_s = times[:, type_of], ready_s  # (jobs, devices)
-        self.cost_s = None if cost_s is None else cost_s[:, type_of]
-        self.jobs = np.arange(len(times))
-
-    def ends_s(self, device_of: np.ndarray) -> np.ndarray:
-        """Return when each device ends."""
-        seconds = self.seconds[self.jobs, device_of]
-        return self.ready_s + np.bincount(device_of, seconds, minlength=len(self.ready_s))
-
-    def value_s(self, device_of: np.ndarray) -> float:
-        """Return the makespan plus the costs."""
-        cost_s = 0.0 if self.cost_s is None else self.cost_s[self.jobs, device_of].sum()
-        return float(self.ends_s(device_of).max() + cost_s)
+        self.ready_s, self.count, devices = ready_s, len(times), len(type_of)
+        nothing = np.zeros((devices, devices))
+        self.seconds = np.vstack([times[:, type_of], nothing])  # (jobs, devices)
+        self.cost_s = None if cost_s is None else np.vstack([cost_s[:, type_of], nothing])
 
     def search(self, device_of: np.ndarray, least_s: float, rounds: int) -> np.ndarray:
         """Return the best of some improved assignments, each from the best one so far, disturbed.
@@ -100,6 +86,11 @@ class Exchanges:
                 best, best_s = changed, value_s
         return best
 
+    def value_s(self, device_of: np.ndarray) -> float:
+        """Return the makespan plus the costs."""
+        cost_s = 0.0 if self.cost_s is None else self.cost_s[np.arange(self.count), device_of].sum()
+        return float(self._ends_s(device_of).max() + cost_s)
+
     def improved(self, device_of: np.ndarray) -> np.ndarray:
         """Return the assignment after the best exchanges, one after another, until none gains.
 
@@ -107,11 +98,11 @@ class Exchanges:
         """
         device_of = device_of.copy()
         while True:
-            ends_s = self.ends_s(device_of)
+            ends_s = self._ends_s(device_of)
             last = ends_s.argmax()
-            moved = np.flatnonzero(device_of == last) if self.cost_s is None else self.jobs
-            moves = self._moves(device_of, ends_s, moved)
-            swaps = self._swaps(device_of, ends_s, moved)
+            jobs = np.arange(self.count)
+            moved = np.flatnonzero(device_of == last) if self.cost_s is None else jobs
+            swaps, moves = np.split(self._exchanged_s(device_of, ends_s, moved), [self.count], 1)
             best_move, best_swap = moves.min(initial=np.inf), swaps.min(initial=np.inf)
             if min(best_move, best_swap) >= ends_s[last] * (1 - _GAIN):
                 return device_of
@@ -122,36 +113,27 @@ class Exchanges:
                 device, device_of[other] = device_of[other], device_of[moved[row]]
             device_of[moved[row]] = device
 
-    def _moves(self, device_of: np.ndarray, ends_s: np.ndarray, moved: np.ndarray) -> np.ndarray:
-        """Return the later end of both devices (moved, devices) after a move, plus costs."""
-        here, there = device_of[moved], np.arange(len(ends_s))
-        without_s = ends_s[here] - self.seconds[moved, here]
-        value = np.maximum(without_s[:, None], ends_s + self.seconds[moved])
+    def _ends_s(self, device_of: np.ndarray) -> np.ndarray:
+        seconds = self.seconds[np.arange(self.count), device_of]
+        return self.ready_s + np.bincount(device_of, seconds, minlength=len(self.ready_s))
+
+    def _exchanged_s(self, device_of: np.ndarray, ends_s: np.ndarray,
+                     moved: np.ndarray) -> np.ndarray:
+        """Return the later end of both devices (moved, jobs) after each swap, plus costs."""
+        here, there = device_of[moved], np.append(device_of, np.arange(len(ends_s)))
+        jobs = np.arange(len(there))
+        without_s = ends_s[there] - self.seconds[jobs, there]
+        value_s = np.maximum(without_s[moved, None] + self.seconds[:, here].T,
+                             without_s + self.seconds[np.ix_(moved, there)])
         if self.cost_s is not None:
-            value = np.maximum(value, _last_other(ends_s, here, there))
-            value += self.cost_s[moved] - self.cost_s[moved, here][:, None]
-        value[here[:, None] == there] = np.inf
-        return value
-
-    def _swaps(self, device_of: np.ndarray, ends_s: np.ndarray, moved: np.ndarray) -> np.ndarray:
-        """Return the later end of both devices (moved, jobs) after a swap, plus costs."""
-        here, there = device_of[moved], device_of
-        without_s = ends_s[there] - self.seconds[self.jobs, there]
-        value = np.maximum(without_s[moved, None] + self.seconds[:, here].T,
-                           without_s + self.seconds[np.ix_(moved, there)])
-        if self.cost_s is not None:
-            cost_s = self.cost_s[self.jobs, there]
-            value = np.maximum(value, _last_other(ends_s, here, there))
-            value += self.cost_s[:, here].T - cost_s
-            value += self.cost_s[np.ix_(moved, there)] - cost_s[moved, None]
-        value[here[:, None] == there] = np.inf
-        return value
-
-
-def _last_other(ends_s: np.ndarray, here: np.ndarray, there: np.ndarray) -> np.ndarray:
-    """Return the latest end (here, there) of all devices but for two."""
-    ends_s = np.append(ends_s, [0.0, 0.0])
-    first, second, third = np.argsort(-ends_s, kind="stable")[:3]
-    not_first = (here[:, None] != first) & (there != first)
-    not_second = (here[:, None] != second) & (there != second)
-    return np.where(not_first, ends_s[first], np.where(not_second, ends_s[second], ends_s[third]))
+            ended_s = np.append(ends_s, [0.0, 0.0])
+            rest = np.argsort(-ended_s, kind="stable")[:3]  # the last device that is not exchanged
+            not_first, not_second = ((here[:, None] != device) & (there != device)
+                                     for device in rest[:2])
+            rest_s = np.where(not_first, ended_s[rest[0]],
+                              np.where(not_second, ended_s[rest[1]], ended_s[rest[2]]))
+            cost_s = self.cost_s[jobs, there]
+            value_s = np.maximum(value_s, rest_s) + (self.cost_s[:, here].T - cost_s)
+            value_s += self.cost_s[np.ix_(moved, there)] - cost_s[moved, None]
+        value_s[here[:, None] == there] = np.inf
+        return value_s

@@ -1,8 +1,8 @@
 """The baselines of the literature, as small functions of the state and the predictions.
 
-MCT, MET: Maheswaran and others, "Dynamic matching and scheduling of independent tasks", HCW 1999 (StarPU's dmda is MCT).
-LPT: Graham, 1969, here with the job's mean time over types, as HEFT ranks tasks (Topcuoglu and others, 2002). AlloX: Le and
-others, EuroSys 2020. Seconds of waiting jobs are arrays (waiting, types), inf where a job cannot run.
+MCT, MET: Maheswaran and others, HCW 1999. LPT: Graham, 1969, here with the job's mean time over
+types, as HEFT ranks tasks (Topcuoglu and others, 2002). AlloX: Le and others, EuroSys 2020.
+Seconds of waiting jobs are arrays (waiting, types), inf where a job cannot run.
 """
 
 import numpy as np
@@ -11,11 +11,11 @@ from lib.schedule import bounds
 from lib.schedule.state import Action, Policy, Predict, Starts, State
 
 AGING = 2.0  # of the key of affinity, in the seconds that a job has waited
-MATCHED = 1500  # waiting jobs that are matched at once, the shortest first: the matching's table grows with their square
+MATCHED = 1500  # waiting jobs, the shortest, that are matched at once
 
 
 def greedy(state: State, seconds: np.ndarray, key: np.ndarray) -> list[Action]:
-    """Start waiting jobs on idle devices: always the pair of job and type with the smallest key, of equal keys the shortest."""
+    """Start the pair of waiting job and type with the smallest key, of equal keys the shortest."""
     starts = Starts(state)
     cores = state.cores[state.waiting] * state.jobs.gang[state.waiting, None]
     key = np.where(np.isfinite(seconds), key, np.inf)
@@ -27,7 +27,8 @@ def greedy(state: State, seconds: np.ndarray, key: np.ndarray) -> list[Action]:
         least = key.min(initial=np.inf)
         if least == np.inf:
             return starts
-        row, device_type = divmod(int(np.where(key == least, seconds, np.inf).argmin()), key.shape[1])
+        cell = int(np.where(key == least, seconds, np.inf).argmin())
+        row, device_type = divmod(cell, key.shape[1])
         starts.start(state.waiting[row], starts.idle(device_type)[:1])
         key[row] = np.inf
 
@@ -45,12 +46,12 @@ def spt(state: State, predict: Predict) -> list[Action]:
 
 def edf(state: State, predict: Predict) -> list[Action]:
     """Earliest deadline first."""
-    due_s = np.minimum(state.jobs.deadline_s[state.waiting, None], np.finfo(float).max)  # inf: no deadline
-    return greedy(state, predict.table[state.waiting], due_s)
+    due_s = state.jobs.deadline_s[state.waiting, None]
+    return greedy(state, predict.table[state.waiting], np.minimum(due_s, np.finfo(float).max))
 
 
 def affinity_key(seconds: np.ndarray) -> np.ndarray:
-    """Return time x (time / shortest time): small for jobs that are short here, and shorter here than elsewhere."""
+    """Return time x (time / shortest time): small for short jobs that are fast here."""
     return seconds * (seconds / seconds.min(axis=1, keepdims=True))
 
 
@@ -63,7 +64,8 @@ def affinity(state: State, predict: Predict) -> list[Action]:
 def aging(state: State, predict: Predict) -> list[Action]:
     """Like ``affinity``, but a job that has waited long goes first: no job waits for ever."""
     seconds = predict.table[state.waiting]
-    return greedy(state, seconds, state.jobs.arrival_s[state.waiting, None] + AGING * affinity_key(seconds))
+    arrival_s = state.jobs.arrival_s[state.waiting, None]
+    return greedy(state, seconds, arrival_s + AGING * affinity_key(seconds))
 
 
 def met(state: State, predict: Predict) -> list[Action]:
@@ -77,7 +79,8 @@ def _only(state: State, predict: Predict, preferred: np.ndarray) -> list[Action]
     """Serve first come first on the preferred types; a job that cannot run there may run on the others."""
     seconds = predict.table[state.waiting]
     there = np.isfinite(seconds[:, preferred]).any(axis=1)[:, None]
-    return greedy(state, np.where(there & ~preferred, np.inf, seconds), np.arange(len(seconds))[:, None])
+    seconds = np.where(there & ~preferred, np.inf, seconds)
+    return greedy(state, seconds, np.arange(len(seconds))[:, None])
 
 
 def cpu_only(state: State, predict: Predict) -> list[Action]:
@@ -91,13 +94,15 @@ def gpu_only(state: State, predict: Predict) -> list[Action]:
 
 
 def _bound(state: State, predict: Predict, order: np.ndarray, name: str) -> list[Action]:
-    """Bind new jobs, in this order, to the device where each ends first; start on each idle device the first job bound to it.
+    """Bind new jobs, in this order, to the device where each ends first; start bound jobs.
 
-    The devices of bound jobs are kept in ``state.memory[name]`` (jobs), -1 for a job that is not bound.
+    ``state.memory[name]`` (jobs) keeps the devices of bound jobs, -1 for a job that is not bound.
     """
     device_of = state.memory.get(name, np.empty(0, int))
-    device_of = state.memory[name] = np.append(device_of, np.full(len(state.jobs) - len(device_of), -1))
-    lost = np.setdiff1d(np.arange(len(state.fleet)), [*state.free, *(ran.device for ran in state.running)])
+    unbound = np.full(len(state.jobs) - len(device_of), -1)
+    device_of = state.memory[name] = np.append(device_of, unbound)
+    present = [*state.free, *(ran.device for ran in state.running)]
+    lost = np.setdiff1d(np.arange(len(state.fleet)), present)
     device_of[np.isin(device_of, lost)] = -1
     new = order[device_of[order] < 0]
     if len(new):
@@ -126,40 +131,40 @@ def mct(state: State, predict: Predict) -> list[Action]:
 
 def lpt(state: State, predict: Predict) -> list[Action]:
     """Longest processing time first, by the mean over the types, each where it ends first."""
-    order = np.argsort(-predict.mean_s[state.waiting], kind="stable")
+    seconds = np.ma.masked_invalid(predict.table[state.waiting])
+    order = np.argsort(-seconds.mean(axis=1).data, kind="stable")
     return _bound(state, predict, state.waiting[order], "lpt")
 
 
 def allox(state: State, predict: Predict) -> list[Action]:
-    """Start jobs by the matching of jobs to places in queues that has the least sum of completion times (AlloX).
+    """Start jobs by the matching to places in queues with the least sum of completion times.
 
-    It is solved again when jobs arrive. ``state.memory["allox"]`` keeps each job's type and place from the end.
+    It is solved again when jobs arrive. ``state.memory["allox"]`` keeps each job's place from the
+    end (negative), seconds and type.
     """
-    plan = state.memory.get("allox", {})
-    matched = [job for job in state.waiting.tolist() if plan.get(job)]
-    if len(state.waiting) and not matched or any(job not in plan for job in state.waiting.tolist()):
+    plan, jobs = state.memory.get("allox", {}), state.waiting.tolist()
+    if any(job not in plan for job in jobs) or (jobs and not any(plan[job] for job in jobs)):
         plan = state.memory["allox"] = _matched(state, predict)
-        matched = [job for job in state.waiting.tolist() if plan.get(job)]
     starts = Starts(state)
-    for job in sorted(matched, key=lambda job: (-plan[job][1], plan[job][2], job)):
-        device_type = plan[job][0]
+    matched = [job for job in jobs if plan[job]]
+    for job in sorted(matched, key=lambda job: (plan[job][:2], job)):
+        device_type = plan[job][2]
         if starts.idle(device_type) and starts.fits(job, device_type):
             starts.start(job, starts.idle(device_type)[:1])
     return starts
 
 
-def _matched(state: State, predict: Predict) -> dict[int, tuple[int, int, float] | None]:
-    """Return the type, the place from the end and the seconds of each waiting job; None for those that are not matched yet."""
+def _matched(state: State, predict: Predict) -> dict[int, tuple[int, float, int] | None]:
     times = predict.table[state.waiting] + state.setup_s
     shortest = np.argsort(times.min(axis=1), kind="stable")[:MATCHED]
     _, types, places = bounds.matching(times[shortest], state.counts)
-    seconds = times[shortest, types]
-    plan: dict[int, tuple[int, int, float] | None] = dict.fromkeys(state.waiting.tolist())
-    plan |= dict(zip(state.waiting[shortest].tolist(), zip(types.tolist(), places.tolist(), seconds.tolist(), strict=True),
-                     strict=True))
+    plan = dict.fromkeys(state.waiting.tolist())  # None: not matched yet
+    for row, device_type, place in zip(shortest, types, places, strict=True):
+        seconds = times[row, device_type]
+        plan[int(state.waiting[row])] = -int(place), float(seconds), int(device_type)
     return plan
 
 
 BASELINES: dict[str, Policy] = {
-    "cpu-only": cpu_only, "gpu-only": gpu_only, "fcfs": fcfs, "met": met, "mct": mct, "lpt": lpt, "spt": spt,
-    "affinity": affinity, "allox": allox, "edf": edf, "aging": aging}
+    "cpu-only": cpu_only, "gpu-only": gpu_only, "fcfs": fcfs, "met": met, "mct": mct, "lpt": lpt,
+    "spt": spt, "affinity": affinity, "allox": allox, "edf": edf, "aging": aging}

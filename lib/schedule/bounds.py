@@ -5,16 +5,15 @@ from typing import NamedTuple
 import numpy as np
 
 from lib.errors import InputError
-from lib.schedule.problem import Problem, feasible
+from lib.schedule.problem import Problem
 
-_MOST_MATCHED = 3000  # jobs: the matching's table grows with their square
 _TOLERANCE = 1e-7  # of the solver
 _STARTS = 8  # arrivals from which the work that is left is bounded
 
 
 def able_times(problem: Problem) -> np.ndarray:
     """Return the actual times (jobs, types), with set-up, inf where a job cannot run."""
-    return np.where(feasible(problem), problem.actual_s + problem.fleet.setup_s, np.inf)
+    return np.where(problem.feasible, problem.actual_s + problem.fleet.setup_s, np.inf)
 
 
 class Relaxation(NamedTuple):
@@ -31,8 +30,7 @@ def relaxation(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray | float
     Raises InputError if a job has no device.
 
     Args:
-        times: seconds (jobs, types), inf where a job cannot run; no makespan is below the shortest
-            time of any job.
+        times: seconds (jobs, types), inf where a job cannot run.
         counts: devices of each type.
         busy_s: seconds for which the devices of each type are taken, summed over them.
         work_s: device-seconds (jobs, types) of jobs on several devices; None: the times.
@@ -83,17 +81,16 @@ def lst(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray | float = 0.0,
     least_s = max(whole.makespan_s, float(ends_s.min(axis=1).max()))
     found = within(least_s)
     possible = np.unique(ends_s[(ends_s > least_s) & (ends_s <= found.makespan_s)])
-    if not len(possible):
-        return Relaxation(max(least_s, found.makespan_s), found.share)
     limits = np.append(least_s, possible)
-    low, high = 0, len(limits) - 1  # the last limit can be kept
+    low, high = 0, len(possible)  # the last limit can be kept
     while low < high:
         middle = (low + high) // 2
         if within(limits[middle]).makespan_s < limits[middle + 1]:
             high = middle
         else:
             low = middle + 1
-    found = within(limits[low])
+    if low:
+        found = within(limits[low])
     return Relaxation(max(float(limits[low]), found.makespan_s), found.share)
 
 
@@ -111,19 +108,16 @@ def makespan_bound(problem: Problem) -> float:
     return bound_s * (1 - _TOLERANCE)
 
 
-def matching(times: np.ndarray,
-             counts: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+def matching(times: np.ndarray, counts: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
     """Return the least sum of completion times of jobs that arrive at once, and each job's place.
 
     That is its type and its place from the end. A job that is k-th from the end of its device
     delays k jobs, itself included: cost k x time (Bruno, Coffman and Sethi, 1974; AlloX, EuroSys
-    2020). Raises InputError beyond 3,000 jobs.
+    2020). The table grows with the square of the jobs: for some thousands of them.
     """
     from scipy.optimize import linear_sum_assignment
 
     count = len(times)
-    if count > _MOST_MATCHED:
-        raise InputError(f"a matching of {count} jobs is too large; at most {_MOST_MATCHED}")
     present = np.flatnonzero(counts)
     types = np.repeat(present, count)
     places = np.tile(np.arange(count), len(present)) // counts[types] + 1

@@ -49,15 +49,14 @@ def of_schedule(problem: Problem, schedule: pd.DataFrame,
                 span_s: float) -> tuple[float | None, str | None]:
     """Return the joules of attempts and of idle devices over ``span_s``, and how they are known.
 
-    That is the source of the least reliable attempt, and of idling. Both are None if watts are
-    missing. The joules of an attempt scale with its actual time. Beside a table of joules unknown
-    idle watts count as 0, and the source says so.
+    That is the source of the least reliable attempt, and of idling; None if watts are missing.
+    Beside a table of joules unknown idle watts count as 0, and the source says so.
     """
     fleet = problem.fleet
     if problem.energy is None:
         used_s = busy_s(fleet, schedule)
-        idle_s = fleet.counts * span_s - used_s
-        joules = float((used_s * fleet.busy_w + idle_s * fleet.idle_w).sum())
+        idle_j = (fleet.counts * span_s - used_s) * fleet.idle_w
+        joules = float((used_s * fleet.busy_w + idle_j).sum())
         return (None, None) if np.isnan(joules) else (joules, "assumed")
     job, types = schedule["job"].to_numpy(int), fleet.type_of[schedule["device_index"]]
     seconds = (schedule["end_s"] - schedule["start_s"]).to_numpy(float)

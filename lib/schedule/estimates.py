@@ -1,8 +1,7 @@
 """Estimated times of jobs: predictions, corrected by the jobs that finished.
 
 In log time a prediction is the size of its job, the preference of the job's class for a device
-type, and a rest. The larger the errors of predictions are, the less of the rest is believed (James
-and Stein, 1961).
+type, and a rest, which is believed the less, the larger errors are (James and Stein, 1961).
 """
 
 from typing import NamedTuple
@@ -19,20 +18,20 @@ ENOUGH = 12  # finished jobs from which the belief and the spread are learned
 
 
 class Split(NamedTuple):
-    """The rest of the predictions of a table."""
+    """The rest of the predictions of a table, in log time, and the errors that it implies."""
 
     table: np.ndarray  # seconds (jobs, types)
     group: np.ndarray  # (jobs) number of the class; jobs without a class are one more class
-    rest: np.ndarray  # log time (jobs, types), NaN where a job cannot run
-    sigma: float  # spread of errors that the rest implies, log time
+    rest: np.ndarray  # (jobs, types), NaN where a job cannot run
+    sigma: float
 
 
 class Estimate(NamedTuple):
-    """Estimated times of all jobs."""
+    """Estimated seconds (jobs, types) with set-up, their spread in log time, whether all is exact."""
 
-    seconds: np.ndarray  # (jobs, types), with set-up, inf where a job cannot run
-    sigma: float  # spread in log time
-    exact: bool  # whether predictions came true so far
+    seconds: np.ndarray
+    sigma: float
+    exact: bool
 
 
 def split(table: np.ndarray, job_class: np.ndarray) -> Split:
@@ -53,8 +52,11 @@ def split(table: np.ndarray, job_class: np.ndarray) -> Split:
     return Split(table, group, rest, sigma)
 
 
-def estimate(state: State, predict: Predict, parts: Split) -> Estimate:
+def estimate(state: State, predict: Predict) -> Estimate:
     """Return the estimates that follow from the predictions and from the jobs that finished."""
+    parts = state.memory.get("split")
+    if parts is None or parts.table is not predict.table:
+        parts = state.memory["split"] = split(predict.table, state.jobs.job_class)
     jobs, types, seconds = state.finished
     known = np.isfinite(predict.table[jobs, types])  # predictions may have changed
     jobs, types, seconds = jobs[known], types[known], seconds[known]

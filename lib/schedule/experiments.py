@@ -16,8 +16,8 @@ from lib.schedule.run import record as run_record
 from lib.schedule.simulate import Outcome, simulate
 from lib.schedule.state import Policy
 
-COLUMNS = ["mix", "seed", "policy", "makespan_s", "lower_bound_s", "ratio", "mean_jct_s", "p99_jct_s",
-           "mean_slowdown", "energy_j", "energy_source", "decide_s"]
+COLUMNS = ["mix", "seed", "policy", "makespan_s", "lower_bound_s", "ratio", "mean_jct_s",
+           "p99_jct_s", "mean_slowdown", "energy_j", "energy_source", "decide_s"]
 _HELD_OUT = "predictions/networks.csv"  # of a reference machine
 _DUE = (0.8, 1.4)  # deadlines over planned ends
 
@@ -26,30 +26,25 @@ def compare(mixes: Mapping[object, Callable[[int], Problem]], policies: Mapping[
             with_bound: bool = True) -> pd.DataFrame:
     """Simulate every policy on the same jobs; return one row (COLUMNS) per mix, seed and policy.
 
-    A policy that has no device in a mix (gpu-only without a GPU) is left out there.
-
-    Args:
-        mixes: name to a function that draws a problem from a seed.
-        policies: name to policy.
-        seeds: problems drawn from each mix.
-        with_bound: compute the lower bound of the makespan, and ``ratio``: makespan over bound.
+    ``mixes`` draw a problem from a seed. A policy that has no device in a mix (gpu-only without a
+    GPU) is left out there. ``with_bound``: also the makespan's lower bound, and its ratio to it.
     """
     rows = []
     for mix, draw in mixes.items():
         for seed in range(seeds):
             problem = draw(seed)
             bound_s = bounds.makespan_bound(problem) if with_bound else None
-            rows += [{"mix": mix, "seed": seed, "policy": name, **metrics(simulate(problem, policy), bound_s)}
-                     for name, policy in policies.items() if not missing_device(name, problem.fleet)]
+            rows += [{"mix": mix, "seed": seed, "policy": name,
+                      **metrics(simulate(problem, policy), bound_s)}
+                     for name, policy in policies.items()
+                     if not missing_device(name, problem.fleet)]
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-# --------------------------------------------------------------------------------------- wrong predictions
-
 def noisy(problem: Problem, sigma: float, seed: int) -> Problem:
-    """Multiply every predicted time by its own log-normal error; policies know its spread ``sigma``."""
+    """Multiply each predicted time by a log-normal error; policies know its spread ``sigma``."""
     errors = np.random.default_rng([seed, 1]).normal(0, 1, problem.actual_s.shape)
-    return problem.with_predictions(problem.actual_s * np.exp(sigma * errors), sigma)
+    return replace(problem, predicted_s=problem.actual_s * np.exp(sigma * errors), sigma=sigma)
 
 
 def drifted(problem: Problem, spread: float | np.ndarray, seed: int, sigma: float = 0.0) -> Problem:
@@ -64,27 +59,25 @@ def drifted(problem: Problem, spread: float | np.ndarray, seed: int, sigma: floa
 
 
 def swapped(problem: Problem, seed: int) -> Problem:
-    """Swap the predictions of the first and the last device type for a random half of the jobs."""
+    """Swap predictions of the first and the last device type for a random half of the jobs."""
     chosen = np.random.default_rng([seed, 2]).random(len(problem.jobs)) < 0.5
     predicted_s = problem.predicted_s.copy()
     predicted_s[chosen, 0] = problem.predicted_s[chosen, -1]
     predicted_s[chosen, -1] = problem.predicted_s[chosen, 0]
     runs = np.isfinite(predicted_s) & np.isfinite(problem.actual_s)
-    return problem.with_predictions(np.where(runs, predicted_s, problem.actual_s))
+    return replace(problem, predicted_s=np.where(runs, predicted_s, problem.actual_s))
 
 
 def without_predictions(problem: Problem) -> Problem:
     """Predict the same time for every job on every device that can run it."""
-    return problem.with_predictions(np.where(np.isfinite(problem.actual_s), 1.0, np.inf))
+    return replace(problem, predicted_s=np.where(np.isfinite(problem.actual_s), 1.0, np.inf))
 
-
-# --------------------------------------------------------------------------------------- deadlines
 
 def deadlines_of_networks(seeds: int, reference: str = "", count: int = 12) -> pd.DataFrame:
     """Return for drawn deadlines the stated ``probability`` and whether they were ``kept``.
 
-    The jobs are ``count`` inference passes of networks on two CPU slots. The model of the CPU never saw
-    these networks: jobs are planned by the predictions, and run for the measured times.
+    Inference passes of networks that the CPU's model never saw, on two CPU slots, are planned by
+    predictions, and run for the measured times.
     """
     what = "held-out predictions of networks"
     machine, _ = archive.stand_in(_HELD_OUT, what, reference)
@@ -109,9 +102,9 @@ def _ends(outcome: Outcome) -> np.ndarray:
 
 
 def deadlines_of_runs(seeds: int, records: run_record.Records | None = None) -> pd.DataFrame:
-    """Return the columns of ``deadlines_of_networks`` for the jobs of real runs (None: the committed ones).
+    """Return the same for jobs of real runs (None: the committed ones).
 
-    The errors of the other runs say how far the times of a run may be off. Only runs whose workers began
+    The errors of the other runs say how far times may be off. Only runs whose workers began
     together are taken (those whose record has ``in_time``).
     """
     rng, rows = np.random.default_rng(7), []

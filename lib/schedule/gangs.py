@@ -1,8 +1,8 @@
-"""Jobs that need several devices of one type at once (gangs), around a policy that starts all other jobs.
+"""Jobs that need several devices of one type at once (gangs), around a policy for other jobs.
 
-EASY backfilling (Lifka, 1995): the gang that waits longest has a reservation, the moment at which enough devices of one type
-are expected to be idle. Until then other jobs run on these devices only if they are expected to end before. So small jobs never
-starve a gang, and gangs never wait for one another in a circle.
+EASY backfilling (Lifka, 1995): the gang that waits longest has a reservation, the moment at which
+enough devices of one type are expected to be idle. Until then other jobs run on these devices only
+if they are expected to end before: small jobs never starve a gang, and no gangs wait in a circle.
 """
 
 from dataclasses import replace
@@ -19,12 +19,14 @@ def with_gangs(state: State, predict: Predict, policy: Policy) -> list[Action]:
     is_gang = state.jobs.gang[state.waiting] > 1
     if not (state.jobs.gang > 1).any():
         return policy(state, predict)
-    starts, reserved = Starts(state), {}  # type -> the devices of a gang that waits, and when they are expected to be idle
+    starts, reserved = Starts(state), {}  # type -> devices of a gang that waits, and until when
     ready_s = state.now_s + state.ready_s(predict)
-    ready_s[[device for device in range(len(ready_s)) if _is_away(state, device)]] = np.inf
+    present = [*state.free, *(ran.device for ran in state.running)]
+    ready_s[np.setdiff1d(np.arange(len(ready_s)), present)] = np.inf
     for job in state.waiting[is_gang].tolist():
         begin_s, device_type, devices = _earliest(state, predict, job, ready_s)
-        if begin_s <= state.now_s and starts.fits(job, device_type) and set(devices) <= set(starts.idle(device_type)):
+        are_idle = set(devices) <= set(starts.idle(device_type))
+        if begin_s <= state.now_s and are_idle and starts.fits(job, device_type):
             starts.start(job, devices)
         elif device_type in reserved or begin_s == np.inf:
             continue
@@ -33,8 +35,8 @@ def with_gangs(state: State, predict: Predict, policy: Policy) -> list[Action]:
         ready_s[devices] = begin_s + predict(job, device_type) + state.setup_s[device_type]
     held = {device for start in starts for device in (start.device, *start.others)}
     held |= {device for devices, _ in reserved.values() for device in devices}
-    others = replace(state, waiting=state.waiting[~is_gang], free=state.free[~np.isin(state.free, list(held))],
-                     free_cores=starts.free_cores)
+    others = replace(state, waiting=state.waiting[~is_gang], free_cores=starts.free_cores,
+                     free=state.free[~np.isin(state.free, list(held))])
     actions = [action for action in policy(others, predict)
                if not (isinstance(action, Restart) and state.jobs.gang[action.job] > 1)]
     for action in actions:
@@ -47,12 +49,9 @@ def with_gangs(state: State, predict: Predict, policy: Policy) -> list[Action]:
     return [*starts, *(action for action in actions if not isinstance(action, Start))]
 
 
-def _is_away(state: State, device: int) -> bool:
-    return device not in state.free and all(ran.device != device for ran in state.running)
-
-
-def _earliest(state: State, predict: Predict, job: int, ready_s: np.ndarray) -> tuple[float, int, list[int]]:
-    """Return when a gang can begin where it is expected to end first, the type, and devices: those that are idle last."""
+def _earliest(state: State, predict: Predict, job: int,
+              ready_s: np.ndarray) -> tuple[float, int, list[int]]:
+    """Return when a gang can begin where it ends first, the type, and devices: the last idle."""
     count, options = int(state.jobs.gang[job]), []
     for device_type in range(len(state.counts)):
         seconds = predict(job, device_type) + state.setup_s[device_type]
@@ -62,15 +61,17 @@ def _earliest(state: State, predict: Predict, job: int, ready_s: np.ndarray) -> 
             options.append((begin_s + seconds, begin_s, device_type))
     _, begin_s, device_type = min(options)
     in_time = np.flatnonzero((state.type_of == device_type) & (ready_s <= begin_s))
-    return begin_s, device_type, in_time[np.argsort(-ready_s[in_time], kind="stable")][:count].tolist()
+    last_first = in_time[np.argsort(-ready_s[in_time], kind="stable")]
+    return begin_s, device_type, last_first[:count].tolist()
 
 
-def _fill_in(state: State, predict: Predict, starts: Starts, waiting: np.ndarray, device_type: int, devices: list[int],
-             until_s: float) -> None:
-    """Start other jobs that end before a reservation on its idle devices, the longest that fit first."""
+def _fill_in(state: State, predict: Predict, starts: Starts, waiting: np.ndarray, device_type: int,
+             devices: list[int], until_s: float) -> None:
+    """Start other jobs that end before a reservation on its idle devices, the longest first."""
     seconds = predict.table[waiting]
     here = seconds[:, device_type]
-    fits = (here + state.setup_s[device_type] <= until_s - state.now_s) & (here <= SLOWER * seconds.min(axis=1, initial=np.inf))
+    fits = here + state.setup_s[device_type] <= until_s - state.now_s
+    fits &= here <= SLOWER * seconds.min(axis=1, initial=np.inf)
     jobs = waiting[fits][np.argsort(-here[fits], kind="stable")].tolist()
     for device in devices:
         if device not in starts.idle(device_type):

@@ -1,29 +1,26 @@
 """The hybrid policy: estimate times, assign jobs to devices, start them, restart overdue ones.
 
-1. Estimate. Predictions are believed as far as they come true, and each class of jobs is corrected
-   by those that finished (``estimates``).
+1. Estimate. Predictions are believed as far as they come true (``estimates``).
 2. Assign. A linear programme says which device type each job is for (Lenstra, Shmoys and Tardos,
-   1990). It is rounded; moves and swaps of jobs between devices then shorten the makespan
-   (``assignment``).
+   1990); it is rounded, and moves and swaps of jobs shorten the makespan (``assignment``).
 3. Start. While predictions are exact, every device runs the jobs assigned to it. Otherwise jobs are
    bound late: an idle device takes the longest job assigned to its type, or a job of another type
    if that is no loss. Jobs are assigned again as others finish.
 4. Restart. Once no job waits, a running job moves to an idle device where it would end much
    earlier.
 
-Other objectives change the order of starts (mean and 99th percentile of completion times,
-deadlines), or what is minimised beside the makespan (energy, price).
+Other objectives change the order of starts (completion times, deadlines), or what is minimised
+beside the makespan (energy, price).
 """
 
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from lib.errors import entry
 from lib.schedule import energy, estimates
 from lib.schedule.assignment import assign
 from lib.schedule.baselines import MATCHED, affinity, aging, allox, edf
-from lib.schedule.estimates import Estimate, Split
+from lib.schedule.estimates import Estimate
 from lib.schedule.state import Action, Predict, Restart, Running, Starts, State, Wait
 
 OBJECTIVES = ("makespan", "mean_jct", "p99_jct", "deadline", "energy", "price")
@@ -36,27 +33,23 @@ STILL = 0.3  # of the time that an overdue job has worked: it is expected to tak
 
 @dataclass
 class Memory:
-    """What ``hybrid`` remembers between decisions: the predictions, and the last assignment."""
+    """What ``hybrid`` remembers between decisions, above all the last assignment."""
 
-    parts: Split | None = None
     late: bool = False  # jobs are bound late, since predictions were not exact
     device_of: np.ndarray = field(default_factory=lambda: np.empty(0, int))  # (jobs), -1: none
     present: np.ndarray = field(default_factory=lambda: np.empty(0, int))  # devices at that time
     finished: int = 0  # jobs that had finished
     end_s: float = 0.0  # expected makespan
-    moved: set[tuple[int, int]] = field(default_factory=set)  # restarted jobs, types that they left
+    moved: set[tuple[int, int]] = field(default_factory=set)  # restarted jobs, types they left
 
 
 def hybrid(state: State, predict: Predict, objective: str = "makespan") -> list[Action]:
     """Start waiting jobs in pursuit of an objective; restart running jobs where that pays.
 
-    Raises InputError for an unknown objective, and where it needs watts or prices that are missing.
+    Raises InputError where the objective needs watts or prices that are missing.
     """
-    entry(OBJECTIVES, objective, "objective")
     memory = state.memory.setdefault("hybrid", Memory())
-    if memory.parts is None or memory.parts.table is not predict.table:
-        memory.parts = estimates.split(predict.table, state.jobs.job_class)
-    estimate = estimates.estimate(state, predict, memory.parts)
+    estimate = estimates.estimate(state, predict)
     memory.late |= not estimate.exact
     if not len(state.waiting) and objective not in ("energy", "price"):
         return restarts(state, estimate, memory)
@@ -68,14 +61,14 @@ def hybrid(state: State, predict: Predict, objective: str = "makespan") -> list[
 
 
 def ordered_starts(state: State, estimate: Estimate, objective: str) -> list[Action]:
-    """Start jobs by deadline, by age and length, or so that the mean completion time is short."""
+    """Start jobs in the order that a deadline, or the p99 or mean of completion times, asks for."""
     predict = Predict(estimate.seconds - state.setup_s, estimate.sigma)
     if objective == "deadline":
         return edf(state, predict)
     if objective == "p99_jct":
         return aging(state, predict)
     at_once = not state.expected and np.ptp(state.jobs.arrival_s) == 0
-    if at_once and len(state.jobs) <= MATCHED and not state.jobs.has_gangs:
+    if at_once and len(state.jobs) <= MATCHED and (state.jobs.gang == 1).all():
         return allox(state, predict)
     return affinity(state, predict)
 
@@ -107,10 +100,7 @@ def assigned_starts(state: State, estimate: Estimate, memory: Memory,
 
 
 def other_jobs(seconds: np.ndarray, waits: np.ndarray, kind: int, left_s: float) -> np.ndarray:
-    """Return the waiting job of another type that loses least on this one, or nothing.
-
-    The job must end within ``left_s``, or be no slower here than elsewhere.
-    """
+    """Return the waiting job that loses least here, within ``left_s`` or if fastest; or nothing."""
     here = seconds[:, kind]
     elsewhere = np.delete(seconds, kind, axis=1).min(axis=1, initial=np.inf)
     rows = np.flatnonzero(waits & np.isfinite(here) & ((here <= left_s) | (here <= elsewhere)))
@@ -124,8 +114,8 @@ def update_assignment(state: State, estimate: Estimate, memory: Memory, objectiv
     times = np.where(counts > 0, estimate.seconds[state.waiting], np.inf)
     runs = np.isfinite(times).any(axis=1)
     jobs, times = state.waiting[runs], times[runs]
-    unknown = np.full(len(state.jobs) - len(memory.device_of), -1)
-    memory.device_of = np.append(memory.device_of, unknown)
+    new = np.full(len(state.jobs) - len(memory.device_of), -1)
+    memory.device_of = np.append(memory.device_of, new)
     changed = (memory.device_of[jobs] < 0).any() or not np.array_equal(present, memory.present)
     finished = len(state.finished.job)
     learned = memory.late and finished - memory.finished >= max(1, AGAIN * len(jobs))
@@ -137,11 +127,10 @@ def update_assignment(state: State, estimate: Estimate, memory: Memory, objectiv
     cost_s = None
     if objective != "makespan":
         cost_s = energy.objective_cost_s(state, jobs, times, objective)
-    plan = assign(times, state.type_of[present], ready_s[present], cost_s,
-                  margin=np.exp(MARGIN * estimate.sigma),
-                  search=not memory.late or cost_s is not None)
-    memory.device_of[jobs], memory.present = present[plan.device_of], present
-    memory.finished, memory.end_s = finished, state.now_s + plan.least_s
+    margin, search = np.exp(MARGIN * estimate.sigma), not memory.late or objective != "makespan"
+    rows, least_s = assign(times, state.type_of[present], ready_s[present], cost_s, margin, search)
+    memory.device_of[jobs], memory.present = present[rows], present
+    memory.finished, memory.end_s = finished, state.now_s + least_s
 
 
 def left_s(state: State, estimate: Estimate, ran: Running) -> float:

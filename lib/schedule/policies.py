@@ -16,9 +16,9 @@ POLICIES: dict[str, Policy] = {**BASELINES, "hybrid": hybrid}
 
 
 def policy_for(name: str, objective: str = "makespan") -> Policy:
-    """Return a policy by name that pursues an objective; jobs on several devices are placed by EASY backfilling around it.
+    """Return a policy by name that pursues an objective; gangs are placed around it.
 
-    Raises InputError for a name or an objective that is not there, and for a policy that takes no objective.
+    Raises InputError for an unknown name or objective, and for a policy that takes no objective.
     """
     chosen = entry(POLICIES, name, "policy")
     entry(OBJECTIVES, objective, "objective")
@@ -30,7 +30,7 @@ def policy_for(name: str, objective: str = "makespan") -> Policy:
 
 
 def by_priority(state: State, predict: Predict, policy: Policy, priority: np.ndarray) -> list[Action]:
-    """Let ``policy`` place the waiting jobs of the highest priority (jobs) first, then those of the next on what is left."""
+    """Let ``policy`` place jobs of the highest priority (jobs) first, the next on what is left."""
     actions: list[Action] = []
     free, free_cores = state.free, state.free_cores
     for level in sorted(set(priority[state.waiting].tolist()), reverse=True) or [0]:

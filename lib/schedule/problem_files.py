@@ -1,4 +1,4 @@
-"""A scheduling problem read from CSV files: times, devices, and where they are given jobs, actual times and energy."""
+"""A scheduling problem read from CSV files: times, devices, and perhaps jobs, energy and so on."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _SHORTEST_S = 1e-9
 
 def read(times: Path, devices: Path, jobs: Path | None = None, actual: Path | None = None,
          energy: Path | None = None) -> Problem:
-    """Read a problem from ``times.csv`` (``job_id``, a column per device type), ``devices.csv`` and optional files.
+    """Read a problem from ``times.csv`` (``job_id``, a column per device type) and other files.
 
     Raises InputError in one line that names the file.
     """
@@ -30,40 +30,39 @@ def read(times: Path, devices: Path, jobs: Path | None = None, actual: Path | No
     actual_s, columns = predicted_s, replace(Jobs.plain(len(ids)), ids=tuple(ids))
     if actual is not None:
         actual_s = _in_order(_read_times(actual, fleet), ids, actual, times).to_numpy(float)
-    joules = None if energy is None else read_energy(energy, fleet.types, ids, times)
+    joules = None if energy is None else _read_energy(energy, fleet.types, ids, times)
     if jobs is not None:
         job_table = read_jobs(jobs)
         if unmatched := sorted(set(ids) ^ set(job_table["job_id"])):
-            raise InputError(f"{jobs} and {times} do not name the same jobs: {choices(unmatched[:5])}")
+            raise InputError(f"{jobs} and {times} do not name the same jobs: "
+                             f"{choices(unmatched[:5])}")
         columns = jobs_of(job_table.set_index("job_id", drop=False).loc[ids])
     return Problem(columns, fleet, predicted_s, actual_s, energy=joules)
 
 
 def read_high(path: Path, problem: Problem, source: Path) -> np.ndarray:
-    """Read ``high.csv``, like ``times.csv``: the high ends of 90 % ranges in s (jobs, types), inf where a cell is empty."""
-    return _in_order(_read_times(path, problem.fleet), list(problem.jobs.ids), path, source).to_numpy(float)
+    """Read ``high.csv``, like ``times.csv``: high ends of 90 % ranges (jobs, types), inf if empty."""
+    high_s, ids = _read_times(path, problem.fleet), list(problem.jobs.ids)
+    return _in_order(high_s, ids, path, source).to_numpy(float)
 
 
-def _in_order(table: pd.DataFrame, ids: Sequence[str], path: Path, source: Path | str) -> pd.DataFrame:
-    """Return the rows of the ids of ``source`` from the table of ``path``; InputError names the ids that are missing there."""
+def _in_order(table: pd.DataFrame, ids: list[str], path: Path, source: Path) -> pd.DataFrame:
     if missing := [name for name in ids if name not in table.index]:
         raise InputError(f"{path} lacks jobs of {source}: {choices(missing[:5])}")
     return table.loc[ids]
 
 
-def read_energy(path: Path, types: Sequence[str], ids: Sequence[str], of: Path | str) -> JobEnergy:
-    """Read ``energy.csv``: ``job_id``, one column of joules per device type, and how they are known (``source``, or measured).
-
-    Returns those of the ids of ``of``, NaN where a cell is empty. Raises InputError naming the wrong row or the missing ids.
-    """
+def _read_energy(path: Path, types: Sequence[str], ids: list[str], times: Path) -> JobEnergy:
+    """Read joules per device type, NaN where a cell is empty, and how they are known."""
     if "source" in types:
-        raise InputError(f"{path}: source is the column that says how energy is known; no device type can have that name")
+        raise InputError(f"{path}: source is the column that says how energy is known; no device "
+                         "type can have that name")
     source = Column("source", "text", "how the joules are known", of=SOURCES, default=SOURCES[0])
     table = _read_by_type(path, types, "joules on this device type; empty: not known", 0, source)
     table["source"] = table["source"].replace("", SOURCES[0])
     for name, word in table["source"][~table["source"].isin(SOURCES)].items():
         raise InputError(f"{path}: source of {name!r} is {word!r}: it is one of {choices(SOURCES)}")
-    rows = _in_order(table, ids, path, of)
+    rows = _in_order(table, ids, path, times)
     return JobEnergy(rows[list(types)].to_numpy(float), tuple(rows["source"]))
 
 
@@ -75,43 +74,51 @@ def read_jobs(path: Path) -> pd.DataFrame:
 def jobs_of(table: pd.DataFrame) -> Jobs:
     """Return the jobs of a table ``jobs``; jobs of one workload or one notebook are of one class."""
     classes = table["workload_id"].where(table["workload_id"] != "", table["notebook"])
-    return Jobs(tuple(table["job_id"]), **{name: table[name].to_numpy(float) for name in PER_JOB},
-                job_class=pd.factorize(classes.where(classes != ""))[0], devices=table["devices"].to_numpy(int))
+    columns = {name: table[name].to_numpy(float) for name in PER_JOB}
+    return Jobs(tuple(table["job_id"]), **columns, devices=table["devices"].to_numpy(int),
+                job_class=pd.factorize(classes.where(classes != ""))[0])
 
 
 def read_fleet(path: Path) -> Fleet:
-    """Read ``devices.csv`` (table ``devices``). A row is a group of equal devices; groups of one type must agree.
+    """Read ``devices.csv`` (table ``devices``); a row is a group of equal devices.
 
-    CPU types (``cpu...``) give the host's cores: count x cpu_cores. Raises InputError.
+    CPU types (``cpu...``) give the host's cores: count x cpu_cores. Raises InputError, also where
+    groups of one type differ.
     """
     table = input_tables.read(path, TABLES["devices"])
     if table["count"].sum() > _MOST_DEVICES:
         raise InputError(f"{path}: count is at most {_MOST_DEVICES:,} in all")
     for row in table[table["idle_w"] > table["busy_w"]].itertuples():
-        raise InputError(f"{path}: {row.device!r} draws {row.idle_w:g} W when idle and {row.busy_w:g} W at work; "
-                         "idle_w is at most busy_w")
+        raise InputError(f"{path}: {row.device!r} draws {row.idle_w:g} W when idle and "
+                         f"{row.busy_w:g} W at work; idle_w is at most busy_w")
     groups = table.groupby("type", sort=False)
     for name in PER_TYPE:
         values = groups[name].nunique(dropna=False)
         if (values > 1).any():
-            raise InputError(f"{path}: devices of type {values.idxmax()!r} differ in {name}; what differs is another type")
+            raise InputError(f"{path}: devices of type {values.idxmax()!r} differ in {name}; what "
+                             "differs is another type")
     names = device_names(zip(table["device"], table["count"], strict=True))
     for name in [name for name, times in Counter(names).items() if times > 1]:
-        raise InputError(f"{path}: two devices would be called {name!r}; give the groups other names")
+        raise InputError(f"{path}: two devices would be called {name!r}; give the groups other "
+                         "names")
     type_of, types = pd.factorize(table["type"])
     fleet = Fleet(names, np.repeat(type_of, table["count"]), tuple(types),
                   **{name: groups[name].first().to_numpy(float) for name in PER_TYPE})
     cpu_cores = (fleet.counts * fleet.cpu_cores)[fleet.cpu]
-    return replace(fleet, host_cores=float(cpu_cores.sum())) if len(cpu_cores) and np.isfinite(cpu_cores).all() else fleet
+    if not len(cpu_cores) or np.isnan(cpu_cores).any():
+        return fleet
+    return replace(fleet, host_cores=float(cpu_cores.sum()))
 
 
 def _read_times(path: Path, fleet: Fleet) -> pd.DataFrame:
-    """Return the times by job and device type, inf where a cell is empty."""
-    table = _read_by_type(path, fleet.types, "seconds on this device type; empty: cannot run", _SHORTEST_S)
+    meaning = "seconds on this device type; empty: cannot run"
+    table = _read_by_type(path, fleet.types, meaning, _SHORTEST_S)
     return table[list(fleet.types)].fillna(np.inf)
 
 
-def _read_by_type(path: Path, types: Sequence[str], meaning: str, least: float, *more: Column) -> pd.DataFrame:
-    """Return by job one number per device type, at least ``least``, NaN where a cell is empty, and ``more`` columns."""
+def _read_by_type(path: Path, types: Sequence[str], meaning: str, least: float,
+                  *more: Column) -> pd.DataFrame:
+    """Return by job a number per device type, NaN where a cell is empty, and ``more`` columns."""
     numbers = tuple(Column(name, "float", meaning, least, empty=True) for name in types)
-    return input_tables.read(path, (TABLES["jobs"][0], *numbers, *more), others=True).set_index("job_id")
+    table = input_tables.read(path, (TABLES["jobs"][0], *numbers, *more), others=True)
+    return table.set_index("job_id")

@@ -14,24 +14,22 @@ from lib.schedule.loop import Arrived, Ended, Event, Loop, Row
 from lib.schedule.problem import Problem
 from lib.schedule.state import Policy
 
-ATTEMPTS = 3
-
 
 class Faults(NamedTuple):
     """The chance that an attempt fails somewhere on its way, and how often a job is tried."""
 
     chance: float = 0.0
-    attempts: int = ATTEMPTS
+    attempts: int = 3
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The ``schedule`` of a problem, one row per attempt and device, and the seconds of each decision (empty: not timed)."""
+    """The ``schedule`` of a problem, a row per attempt and device, and seconds of decisions."""
 
     schedule: pd.DataFrame
     problem: Problem
-    decide_s: Sequence[float] = ()
+    decide_s: np.ndarray  # empty: not timed
 
     @property
     def attempts_done(self) -> pd.DataFrame:
@@ -53,15 +51,15 @@ class SimulatedBackend:
         self._running: dict[int, tuple[int, bool]] = {}  # attempt -> its job, and whether it will fail
         self._failures = [0] * len(problem.jobs)
         self._numbers = count()  # events of one moment happen in the order in which they became known
-        arrival_s = problem.jobs.arrival_s
-        order = np.argsort(arrival_s, kind="stable").tolist()
-        self._arrivals = deque((float(arrival_s[job]), job) for job in order)
+        arrival_s = problem.jobs.arrival_s.tolist()
+        self._arrivals = deque(sorted(zip(arrival_s, range(len(arrival_s)), strict=True)))
         self._ends: list[tuple[float, int, int]] = []  # a heap of time, number, attempt
 
     def start(self, attempt: int, job: int, devices: tuple[int, ...]) -> None:
         """Let an attempt end after the job's actual time, or fail before."""
-        device_type, fails = self.problem.fleet.type_of[devices[0]], self._draw.random() < self._faults.chance
-        seconds = float(self.problem.fleet.setup_s[device_type] + self.problem.actual_s[job, device_type])
+        fleet, fails = self.problem.fleet, self._draw.random() < self._faults.chance
+        device_type = fleet.type_of[devices[0]]
+        seconds = float(fleet.setup_s[device_type] + self.problem.actual_s[job, device_type])
         if fails:
             seconds *= self._draw.random()
         self._running[attempt] = job, fails
@@ -75,7 +73,8 @@ class SimulatedBackend:
         """Jump to the next moment at which something happens, or to ``until_s``."""
         while self._ends and self._ends[0][2] not in self._running:
             heapq.heappop(self._ends)  # of an attempt that was stopped
-        next_s = min(until_s, *(events[0][0] for events in (self._arrivals, self._ends) if events), np.inf)
+        known_s = [events[0][0] for events in (self._arrivals, self._ends) if events]
+        next_s = min([until_s, *known_s])
         if next_s == np.inf:
             return None
         self.now_s, happened = next_s, []
@@ -98,12 +97,14 @@ class SimulatedBackend:
 def table(problem: Problem, rows: Sequence[Row]) -> pd.DataFrame:
     """Return attempts as the schedule of an Outcome: jobs and devices by number and by name."""
     attempts = pd.DataFrame(rows, columns=Row._fields)
-    ids, names = (pd.array(list(texts), dtype="str") for texts in (problem.jobs.ids, problem.fleet.names))
-    return attempts.assign(job_id=ids.take(attempts["job"]), device=names.take(attempts["device_index"]))
+    ids = pd.array(list(problem.jobs.ids), dtype="str")
+    names = pd.array(list(problem.fleet.names), dtype="str")
+    return attempts.assign(job_id=ids.take(attempts["job"]),
+                           device=names.take(attempts["device_index"]))
 
 
 def simulate(problem: Problem, policy: Policy, faults: Faults | None = None) -> Outcome:
-    """Run a policy on a problem in simulated time: it sees the predictions, the jobs take their actual times.
+    """Run a policy, which sees the predictions, in simulated time; jobs take their actual times.
 
     Raises PolicyError when the policy wants what cannot be done, or leaves jobs waiting for ever.
     """

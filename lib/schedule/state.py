@@ -1,12 +1,12 @@
-"""What a policy sees (State, Predict) and what it answers (Start, Restart, Wait), in simulations and real runs alike.
+"""What a policy sees (State, Predict) and what it answers (Start, Restart, Wait).
 
-A policy is a function ``policy(state, predict) -> list of Start | Restart | Wait``. A State is made anew for each decision.
-What a policy wants to remember between decisions it keeps in ``state.memory``, which is empty when a run resumes.
+A policy is a function ``policy(state, predict) -> list of Start | Restart | Wait``. A State is made
+anew for each decision. What a policy wants to remember it keeps in ``state.memory``, which is empty
+when a run resumes.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -37,7 +37,7 @@ class Restart(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Leave devices idle on purpose; decide again at ``until_s`` at the latest (inf: at the next event)."""
+    """Leave devices idle on purpose; decide again at the next event, or earlier, at ``until_s``."""
 
     reason: str
     until_s: float = np.inf
@@ -47,7 +47,7 @@ Action = Start | Restart | Wait
 
 
 class Running(NamedTuple):
-    """A job on one of its devices."""
+    """A job on one of its devices; a gang has several of these."""
 
     job: int
     device: int
@@ -63,33 +63,23 @@ class Finished(NamedTuple):
     seconds: np.ndarray
 
 
-class Predict:
-    """Predicted seconds (jobs, types) in ``table``, inf where a job cannot run; ``sigma`` is their spread in log time."""
+class Predict(NamedTuple):
+    """Predicted seconds (jobs, types), inf where a job cannot run; ``sigma`` is in log time."""
 
-    def __init__(self, table: np.ndarray, sigma: float = 0.0):
-        self.table, self.sigma = table, sigma
-
-    @cached_property
-    def mean_s(self) -> np.ndarray:
-        """Mean seconds of each job over the types that can run it."""
-        able = np.isfinite(self.table)
-        return np.where(able, self.table, 0.0).sum(axis=1) / able.sum(axis=1)
+    table: np.ndarray
+    sigma: float = 0.0
 
     def __call__(self, job: int, device_type: int) -> float:
         """Return the seconds of one job on one device type; inf where it cannot run."""
         return float(self.table[job, device_type])
 
 
-def _nothing() -> Finished:
-    return Finished(np.empty(0, int), np.empty(0, int), np.empty(0))
-
-
 @dataclass
 class State:
-    """The jobs and devices at one moment. Jobs, devices and types are numbers: rows of ``jobs``, ``fleet`` and their tables.
+    """The jobs and devices at one moment; jobs, devices and types are numbers: rows of tables.
 
-    ``waiting``: jobs in the order of their arrival. ``free``: idle devices in the order of the fleet. ``running``: one entry
-    XX
+    ``waiting``: jobs in the order of arrival. ``free``: idle devices. ``cores``: host cores (jobs,
+    types) that a job takes per device. ``expected``: jobs still to arrive, 0 if unknown.
     """
 
     jobs: Jobs
@@ -98,11 +88,11 @@ class State:
     free: np.ndarray
     cores: np.ndarray
     now_s: float = 0.0
-    running: list[Running] = field(default_factory=list)
-    finished: Finished = field(default_factory=_nothing)
+    running: Sequence[Running] = ()
+    finished: Finished = Finished(np.empty(0, int), np.empty(0, int), np.empty(0))
     free_cores: float = np.inf
     expected: int = 0
-    joules: np.ndarray | None = None
+    joules: np.ndarray | None = None  # (jobs, types), where stated
     memory: dict = field(default_factory=dict)
 
     @property
@@ -125,14 +115,15 @@ class State:
         return self.free[self.type_of[self.free] == device_type]
 
     def worked_s(self, ran: Running) -> float:
-        """Return for how long a running job has worked, without its set-up, during which this is negative."""
+        """Return for how long a running job has worked; negative during its set-up."""
         return self.now_s - ran.start_s - self.setup_s[self.type_of[ran.device]]
 
     def ready_s(self, predict: Predict) -> np.ndarray:
-        """Return in how many seconds each device is expected to be idle: 0 for idle and for overdue ones."""
+        """Return in how many seconds each device is expected to be idle; 0 for overdue ones."""
         ready = np.zeros(len(self.fleet))
         for ran in self.running:
-            ready[ran.device] = max(0.0, predict(ran.job, self.type_of[ran.device]) - self.worked_s(ran))
+            left_s = predict(ran.job, self.type_of[ran.device]) - self.worked_s(ran)
+            ready[ran.device] = max(0.0, left_s)
         return ready
 
 
@@ -141,7 +132,7 @@ class Starts(list):
 
     def __init__(self, state: State):
         self._state, self.free_cores = state, state.free_cores
-        self._idle = [state.idle(device_type).tolist() for device_type in range(len(state.counts))]
+        self._idle = [state.idle(kind).tolist() for kind in range(len(state.counts))]
 
     def enough(self, cores: np.ndarray) -> np.ndarray:
         """Return where so many host cores are still free."""

@@ -36,9 +36,9 @@ def layer_features(layer: Layer) -> dict:
     sizes = {"input_size": into[1:4], "output_size": out[1:4], "kernel": layer.window[:2],
              "padding": padding[:2], "stride": layer.stride[:2],
              "dilation": layer.dilation[:2] or (1, 1)}
-    return {"layer_name": layer.name, "kind": layer.kind, "batch_size": into[0],
-            **{f"{name}_{axis}": size for name, values in sizes.items()
-               for axis, size in enumerate(values)},
+    by_axis = {f"{name}_{axis}": size for name, values in sizes.items()
+               for axis, size in enumerate(values)}
+    return {"layer_name": layer.name, "kind": layer.kind, "batch_size": into[0], **by_axis,
             "input_size": int(np.prod(into)), "output_size": int(np.prod(out)),
             "groups": layer.groups, "dtype": layer.inputs[0].dtype,
             "weights_dtype": layer.weights.format, "flops": layer.flops, "bytes": layer.bytes,

@@ -45,12 +45,12 @@ def read_latencies(path: Path, engine: Engine) -> pd.DataFrame:
 
 
 def _from_trtexec(entries: list, engine: Engine, path: Path) -> dict[str, list]:
-    """Return the median (in old versions the mean) of each entry by the layer's name."""
     times = {}
     for entry in entries:
-        if isinstance(entry, dict) and isinstance(entry.get("name"), str):
-            times[entry["name"]] = [entry.get("medianMs", entry.get("averageMs"))]
-        elif not isinstance(entry, dict) or "count" not in entry:
+        fields = entry if isinstance(entry, dict) else {}
+        if isinstance(fields.get("name"), str):
+            times[fields["name"]] = [fields.get("medianMs", fields.get("averageMs"))]
+        elif "count" not in fields:
             raise InputError(f"{path}: an entry is no layer of trtexec's profile, which has a name "
                              "and medianMs or averageMs")
     if next(iter(times), None) in engine.shared_names:  # trtexec takes it for the next run's start

@@ -24,20 +24,18 @@ def predict_engine(engine: Engine, models: Collection[LayerModel], device: str =
     owner, *others = sorted({model.device for model in models})
     if others:
         raise InputError(f"models of {owner} and {choices(others)} cannot predict one engine")
-    other = ""
+    other = []
     if device != owner:
         engine_device = f"not on {device}" if device else "and the engine's device is not stated"
-        other = f"trained on {owner}, {engine_device} (--device)"
+        other = [f"trained on {owner}, {engine_device} (--device)"]
     if other and strict:
-        raise InputError(f"{engine.path}: {other}")
+        raise InputError(f"{engine.path}: {other[0]}")
     known = {(model.kind, model.target) for model in models}
-    rows = []
-    for layer in engine.layers:
-        features = layer_features(layer) if layer.kind != OTHER else {}
-        notes = [*_missing_models(layer, known, owner), other]
-        rows.append({"layer_name": layer.name, "layer_type": layer.layer_type, "kind": layer.kind,
-                     **features, "model_device": owner, "note": "; ".join(filter(None, notes))})
-    table = pd.DataFrame(rows)
+    table = pd.DataFrame([
+        {"layer_name": layer.name, "layer_type": layer.layer_type, "kind": layer.kind,
+         **({} if layer.kind == OTHER else layer_features(layer)), "model_device": owner,
+         "note": "; ".join([*_missing_models(layer, known, owner), *other])}
+        for layer in engine.layers])
     for target in TARGETS:  # power needs the runtime
         parts = [model.predict(table[table["kind"] == model.kind]) for model in models
                  if model.target == target and (model.kind, "runtime") in known
@@ -65,9 +63,9 @@ def network_total(rows: pd.DataFrame) -> dict[str, Any]:
     as fully correlated. Energy and power are NaN as soon as a covered layer has no power.
     """
     timed = rows[rows["runtime_prediction"].notna()]
-    runtimes = timed[["runtime_prediction", "runtime_low", "runtime_high"]].sum(min_count=1)
+    times = timed[["runtime_prediction", "runtime_low", "runtime_high"]].sum(min_count=1)
+    runtime_ms, low_ms, high_ms = times
     energy = timed["power_prediction"] * timed["runtime_prediction"]
     energy_mj = energy.sum(skipna=False, min_count=1)
-    return {"covered": len(timed), "layers": len(rows), "runtime_ms": runtimes.iloc[0],
-            "low_ms": runtimes.iloc[1], "high_ms": runtimes.iloc[2], "energy_mj": energy_mj,
-            "power_w": energy_mj / runtimes.iloc[0]}
+    return {"covered": len(timed), "layers": len(rows), "runtime_ms": runtime_ms, "low_ms": low_ms,
+            "high_ms": high_ms, "energy_mj": energy_mj, "power_w": energy_mj / runtime_ms}

@@ -6,8 +6,8 @@ A recording is a folder ``<model>/`` or ``<model>/trt_profiling/`` with ``trt_en
 ``idling_power.json`` there or beside the folders of models.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -27,8 +27,7 @@ MEASURED = "measured"
 _GRAPH, _PROFILE = ".graph.json", ".profile.json"  # of trtexec
 
 
-@dataclass(frozen=True)
-class Recording:
+class Recording(NamedTuple):
     """A recording of an engine; ``power_source`` is measured, or what the log is instead."""
 
     engine: Engine
@@ -81,7 +80,7 @@ def read_recording(path: Path) -> Recording:
     latency = LATENCY if path.name == ENGINE else path.name.replace(_GRAPH, _PROFILE)
     latencies = read_latencies(path.with_name(latency), engine)
     log, idle = _power_files(path)
-    if not log:
+    if log is None:
         return Recording(engine, latencies, None, np.nan, "not measured")
     return Recording(engine, latencies, power_log.read(log), power_log.read_idle_w(idle),
                      power_source(path.parent))

@@ -43,13 +43,13 @@ class Registry:
     def register(self, name: str, model: LayerModel) -> int:
         """Add a model as the next version of ``name`` and its champion; return the version."""
         with self.answering(), tempfile.TemporaryDirectory() as scratch:
+            if not self.client.get_experiment_by_name(EXPERIMENT):
+                folder = None  # where the server keeps artifacts; beside the file of SQLite
+                if self.uri.startswith("sqlite:///"):
+                    file = Path(self.uri.removeprefix("sqlite:///")).absolute()
+                    folder = file.with_name("artifacts").as_uri()
+                self.client.create_experiment(EXPERIMENT, folder)
             experiment = self.client.get_experiment_by_name(EXPERIMENT)
-            if not experiment:
-                local = Path(self.uri.removeprefix("sqlite:///"))  # artifacts lie beside the file
-                folder = (local.parent / "artifacts").absolute().as_uri()
-                is_local = self.uri.startswith("sqlite:///")
-                self.client.create_experiment(EXPERIMENT, folder if is_local else None)
-                experiment = self.client.get_experiment_by_name(EXPERIMENT)
             run = self.client.create_run(experiment.experiment_id, run_name=name).info
             self.client.log_artifact(run.run_id, str(model.save(Path(scratch) / ARTIFACT)))
             for score, value in model.scores.items():

@@ -34,7 +34,7 @@ def tune(table: pd.DataFrame, kind: str, target: str, device: str, settings: Set
                          f"apart from {choices(settings.test)}")
 
     def objective(trial) -> float:
-        predicted = predict_left_out(rows, kind, target, _suggest(trial))[of_kind]
+        predicted = predict_left_out(rows, kind, target, suggested(trial))[of_kind]
         return layer_scores(rows.loc[of_kind, target], predicted)["rmspe"]
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -51,16 +51,12 @@ def tune(table: pd.DataFrame, kind: str, target: str, device: str, settings: Set
     return study
 
 
-def _suggest(trial) -> Setting:
+def suggested(trial) -> Setting:
+    """Return the setting that an Optuna trial asks for."""
     without = [name for name in _OPTIONAL_TERMS
                if not trial.suggest_categorical(name, [True, False])]
     return Setting(together=trial.suggest_categorical("together", [True, False]),
                    relative=trial.suggest_float("relative", 0, 1, step=0.25), without=without)
-
-
-def best_setting(study) -> Setting:
-    """Return the setting of a study's best trial."""
-    return _suggest(study.best_trial)
 
 
 def write_settings(settings: dict[tuple[str, str], Setting], path: Path = SETTINGS) -> Path:

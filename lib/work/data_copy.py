@@ -53,13 +53,13 @@ def pull(url: str, folder: Path) -> dict[str, str]:
         listing = remote.cat_file(LISTING).decode()
     digests, own = _parsed(listing, shown), folder / LISTING
     before = _parsed(csv_files.text(own), str(own)) if own.is_file() else {}
+    here = {}
     for name in digests:
         if not (folder / name).resolve().is_relative_to(folder.resolve()):
             raise InputError(f"{folder / name} leads out of the folder through a link")
-    present = [name for name in digests if (folder / name).is_file()]
-    here = {name: _digest((folder / name).open("rb")) for name in present}
-    differing = [name for name in present if here[name] not in (digests[name], before.get(name))]
-    if differing:
+        if (folder / name).is_file():
+            here[name] = _digest((folder / name).open("rb"))
+    if differing := [name for name in here if here[name] not in (digests[name], before.get(name))]:
         raise InputError(f"{folder}: {len(differing)} files differ and are not overwritten: "
                          f"{choices(differing[:5])}; move them away, or pull into another folder")
     for name in track([name for name in digests if here.get(name) != digests[name]], "pull"):
