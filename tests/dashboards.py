@@ -9,13 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import Mock
 
-import pandas as pd
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import update
 
 from lib import paths
-from lib.dashboard import api, bodies, outputs, plan
+from lib.dashboard import api, bodies, outputs
 from lib.dashboard import tables as db
 from lib.dashboard.app import create_app
 from lib.dashboard.database import Database
@@ -29,18 +28,12 @@ TINY = {"root": "synthetic:pathmnist", "model_flavour": "simple_cnn", "loss_name
 NOTEBOOK = {"notebook": "notebooks/02_profile.ipynb", "parameters": {"source": "replay"}}
 
 
-def remembering():
-    """Return a runner that remembers its calls; ``planned`` are the rows of its plan."""
-    runner = Mock(planned=[], plan=lambda: pd.DataFrame(runner.planned, columns=list(plan.COLUMNS)))
-    return runner
-
-
 class Site:
     """An application over one database, with clients that know the token."""
 
     def __init__(self, url=None, wait_s=5.0, **settings):
         self.database = Database(url, wait_s)
-        self.runner = remembering()
+        self.runner = Mock()  # it remembers its calls
         self.board = api.Board(self.database, self.runner, TOKEN, "http://127.0.0.1:5000")
         self.app = create_app(self.board, **settings)
         self.api = self._client(headers=BEARER)
@@ -57,7 +50,6 @@ class Site:
             for table in reversed(db.Base.metadata.sorted_tables):
                 session.execute(table.delete())
         self.runner.reset_mock()
-        self.runner.configure_mock(planned=[])
 
     def get(self, path, **params):
         """Return what the API answers."""

@@ -78,8 +78,6 @@ def test_a_run_from_the_login_to_its_end(browser, home):
         press(browser, "Queue run")
         shown("It waits: its time is being predicted")
         (run,) = site.database.rows(db.Run)
-        site.runner.planned = [(run.id, "cpu[0]", 90.0, 95.0, "planned", "earliest end")]
-        shown("it starts in 0:01:30 on cpu[0]")  # without loading the page again
         site.move(run, "running", device="cpu[0]", placement="earliest end", start_s=time.time())
         write(run, 40)
         shown(written[-1], "#log")

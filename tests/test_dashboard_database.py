@@ -65,7 +65,7 @@ def test_a_run_from_a_project_to_its_cancellation_and_every_list_and_page_of_it(
     lists = ["projects", "groups", "runs", f"{own}/logs", f"agents/{agent}/gpus", "configs"]
     assert [len(site.get(path)) for path in lists] == [1] * len(lists) and site.get(f"configs/project/{project}") == [config]
     assert {row["name"] for row in site.post("agents/refresh").json()} == {"ws", "here"}
-    pages = ["projects", "agents", "schedule", own, f"{own}/log", f"{at}/runs", f"{at}/configs"]
+    pages = ["projects", "agents", "schedule", own, f"{own}/files/log.txt", f"{at}/runs", f"{at}/configs"]
     assert {site.page.get(f"/web/{path}").status_code for path in pages} == {200}
     assert site.post(f"{own}/cancel").json()["state"] == "running"  # until its worker has stopped
     assert site.database.queue.jobs()[0].cancel
@@ -135,7 +135,8 @@ def test_a_database_of_an_older_version_and_a_file_that_is_none_are_refused(home
     site = Site()
     with site.database.engine.begin() as connection:
         connection.exec_driver_sql("ALTER TABLE runs DROP COLUMN gpu_indices")
-    with refused(r"older version, without runs\.gpu_indices"):
+        connection.exec_driver_sql("ALTER TABLE runs ADD COLUMN dispatcher TEXT")
+    with refused(r"older version, with other columns \(runs\.dispatcher, runs\.gpu_indices\)"):
         Site()
     assert (paths.DATA / "dashboard/dashboard.db").stat().st_mode & 0o077 == 0
     path = paths.DATA / "other.db"

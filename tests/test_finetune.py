@@ -130,7 +130,7 @@ from lib.dashboard.configurations import check_config
 from lib.finetune import config, folders
 checked = check_config({SMALL})
 check_config({SMALL} | dict(model_flavour="google/vit-base", load_pretrained=True, root="medmnist:pathmnist"))
-assert folders.new_folder(config.TrainConfig(**checked.values)).is_dir()
+assert folders.new_folder(config.TrainConfig(**checked)).is_dir()
 assert "torch" not in sys.modules
 """
 

@@ -35,23 +35,21 @@ def _dashboard(options: argparse.Namespace) -> None:
         raise InputError(f"--data-root {missing[0]} is no folder")
     configurations.data_roots[:] = [path.resolve() for path in options.data_root]
     token, token_file = access.read_token(paths.DATA / "dashboard")
+    mlflow_url = f"http://{LOOPBACK}:{options.mlflow_port}" if options.mlflow_port else ""
+    if tracking.store_uri().startswith("http"):  # somebody serves it already
+        mlflow_url, options.mlflow_port = tracking.store_uri().rstrip("/"), 0
     rows = database.Database()
-    queue = runner.Runner(rows, options.ray)
-    store = tracking.store_uri()
-    if store.startswith("http"):  # somebody serves it already
-        mlflow_url, options.mlflow_port = store.rstrip("/"), 0
-    else:
-        mlflow_url = f"http://{LOOPBACK}:{options.mlflow_port}" if options.mlflow_port else ""
-    board = api.Board(rows, queue, token, mlflow_url)
+    board = api.Board(rows, runner.Runner(rows, options.ray), token, mlflow_url)
     if options.demo:
         _add_demo(board)
     with _listening(options.host, options.port, "--port") as listener, _mlflow(options.mlflow_port):
         try:
-            queue.start()  # before its application: an error of that would not get here
+            board.runner.start()  # before its application: an error of that would not get here
         except AWAY as error:
             raise InputError(f"the database is locked, full or gone: {one_line(error)}") from None
-        host = f"[{options.host}]" if ":" in options.host else options.host
-        url = f"http://{host}:{listener.getsockname()[1]}"
+        url = f"http://{options.host}:{listener.getsockname()[1]}"
+        if ":" in options.host:
+            url = f"http://[{options.host}]:{listener.getsockname()[1]}"
         print(f"{url}  (token: {token_file or 'DASHBOARD_TOKEN'})", flush=True)
         if sys.stdout.isatty():  # for a person, and in no log
             print(f"log in: {url}/login?token={quote(token, safe='')}", flush=True)
@@ -67,7 +65,7 @@ def _add_demo(board) -> None:
     from lib.dashboard import api, bodies, tables
 
     with contextlib.suppress(tables.ConflictError):
-        api.add_project(board, bodies.ProjectIn(name="demo", description="Small runs to try"))
+        board.database.add(tables.Project, {"name": "demo"})
     (project,) = board.database.rows(tables.Project, name="demo")
     for name, config in DEMO_CONFIGS.items():
         with contextlib.suppress(tables.ConflictError):
@@ -99,14 +97,14 @@ def _mlflow(port: int) -> Iterator[None]:
         return
     _listening(LOOPBACK, port, "--mlflow-port").close()
     folder = files.folder(paths.DATA / "mlflow")
-    secrets = ("DASHBOARD_TOKEN", "DASHBOARD_DB_URL")
-    environment = {name: value for name, value in os.environ.items() if name not in secrets}
+    environment = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true"}
+    for secret in ("DASHBOARD_TOKEN", "DASHBOARD_DB_URL"):
+        environment.pop(secret, None)
     with (folder / "server.log").open("w") as log:
         server = subprocess.Popen(
             [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", tracking.store_uri(),
              "--host", LOOPBACK, "--port", str(port), "--workers", "1"],
-            cwd=folder, stdout=log, stderr=log,
-            env=environment | {"MLFLOW_DISABLE_TELEMETRY": "true"},
+            cwd=folder, stdout=log, stderr=log, env=environment,
             preexec_fn=executed_notebooks.end_with_parent)  # noqa: PLW1509 - no threads yet
     try:
         yield

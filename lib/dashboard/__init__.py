@@ -2,13 +2,12 @@
 
 From the ground up::
 
-    bodies           what requests bring and answers hold, checked by pydantic
     tables, database the rows, their states, and the connection to SQLite or PostgreSQL
+    bodies           what requests bring, checked by pydantic
     configurations   the check of a configuration: a fine-tune, or a notebook with its parameters
     inventory        the devices of this machine
-    predictions      how long a run takes on a device (advice: by the cost models)
+    predictions      how long a run takes on a device
     runner           places waiting runs on devices
-    operations       each change, in one transaction
     outputs          what a run has written: log, curves, files
     api, pages       the REST API; the pages
     access, app      the token; everything as one application

@@ -16,14 +16,12 @@ from lib import files
 from lib.errors import InputError
 
 COOKIE = "dashboard"
-_AGE_S = 30 * 86_400
-_SAFE = ("GET", "HEAD", "OPTIONS")
+AGE_S = 30 * 86_400
 HEADERS = {"Content-Security-Policy": "default-src 'none'; script-src 'self'; "
            "style-src 'self'; img-src 'self' data:; "
            "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
            "X-Content-Type-Options": "nosniff", "Referrer-Policy": "same-origin",
-           "X-Frame-Options": "DENY",
-           "Cache-Control": "no-store"}
+           "X-Frame-Options": "DENY", "Cache-Control": "no-store"}
 
 
 def read_token(folder: Path) -> tuple[str, Path | None]:
@@ -52,17 +50,11 @@ def same(given: str, secret: str) -> bool:
 
 def cookie(token: str) -> str:
     """Return the cookie of a browser that knows the token: its end and a signature."""
-    return _signed(token, int(time.time()) + _AGE_S)
+    return _signed(token, str(int(time.time()) + AGE_S))
 
 
-def _signed(token: str, until: int | str) -> str:
+def _signed(token: str, until: str) -> str:
     return f"{until}.{hmac.digest(token.encode(), f'page {until}'.encode(), 'sha256').hex()}"
-
-
-def set_cookie(response: Response, token: str, secure: bool) -> None:
-    """Give a browser the cookie: no script reads it, no other site sends it."""
-    response.set_cookie(COOKIE, cookie(token), max_age=_AGE_S, httponly=True, samesite="strict",
-                        secure=secure)
 
 
 async def gate(token: str, request: Request, call_next: RequestResponseEndpoint) -> Response:
@@ -92,6 +84,6 @@ def _refusal(token: str, request: Request) -> Response | None:
         return RedirectResponse(f"/login?next={quote(path)}", 303)
     # browsers say where a form that changes something comes from
     origin = headers.get("origin", "").partition("://")[2]
-    if request.method not in _SAFE and origin != headers.get("host"):
+    if request.method not in ("GET", "HEAD", "OPTIONS") and origin != headers.get("host"):
         return PlainTextResponse("this form was sent by another site; open the page here\n", 403)
     return None

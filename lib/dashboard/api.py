@@ -3,7 +3,8 @@
 The pages call the same functions.
 """
 
-import math
+import hashlib
+import json
 import time
 import uuid
 from dataclasses import dataclass
@@ -19,8 +20,8 @@ from lib import files, paths
 from lib.config.base import whole
 from lib.dashboard import bodies, configurations, inventory, outputs
 from lib.dashboard import tables as db
+from lib.dashboard.bodies import FieldsError, GpuIndex, RowId
 from lib.dashboard.database import Database
-from lib.dashboard.fields import FieldsError, GpuIndex, RowId
 from lib.dashboard.runner import Runner
 from lib.dashboard.tables import ConflictError, NotFoundError
 from lib.errors import choices
@@ -30,9 +31,12 @@ from lib.schedule.run.queue import QueueAttempt, QueueJob
 Row = dict[str, Any]
 Limit = whole(1, 500)
 Offset = whole(0, 1_000_000_000)
-TABLES = {"projects": db.Project, "groups": db.Group, "datasets": db.Dataset, "models": db.Model,
-          "augmentations": db.Augmentation, "agents": db.Agent, "configs": db.TrainConfig}
-Kind = Literal[tuple(TABLES)]
+NEW_ROWS = {"projects": (db.Project, bodies.ProjectIn), "groups": (db.Group, bodies.GroupIn),
+            "datasets": (db.Dataset, bodies.DatasetIn), "models": (db.Model, bodies.ModelIn),
+            "augmentations": (db.Augmentation, bodies.AugmentationIn),
+            "agents": (db.Agent, bodies.AgentIn), "agents/gpus": (db.Gpu, bodies.GpuIn)}
+TABLES = {kind: table for kind, (table, _) in NEW_ROWS.items() if table is not db.Gpu}
+TABLES["configs"] = db.TrainConfig
 ERRORS = {401: "No token, or a wrong one", 404: "No such row", 409: "Does not fit what is there",
           413: "Too large", 422: "Wrong input", 503: "The database is locked or gone; try again"}
 
@@ -60,62 +64,32 @@ def _dicts(rows: list[db.TableRow]) -> list[Row]:
     return [row.as_dict() for row in rows]
 
 
-@api.post("/projects", status_code=201, tags=["projects"])
-def add_project(board: Here, body: bodies.ProjectIn) -> Row:
-    """Add a project."""
-    return board.database.add(db.Project, body.model_dump()).as_dict()
+def _offer_new_rows(kind: str, table: type[db.TableRow], body_type: type[bodies.Body]) -> None:
+    """Add the endpoint that adds a row of a table."""
+    def add_row(board: Here, body: body_type) -> Row:
+        return board.database.add(table, body.model_dump()).as_dict()
+
+    api.post(f"/{kind}", status_code=201, description=f"Add: {body_type.__doc__}")(add_row)
 
 
-@api.post("/groups", status_code=201, tags=["groups"])
-def add_group(board: Here, body: bodies.GroupIn) -> Row:
-    """Add a group of configurations to a project."""
-    return board.database.add(db.Group, body.model_dump()).as_dict()
+for _kind, (_table, _body_type) in NEW_ROWS.items():
+    _offer_new_rows(_kind, _table, _body_type)
 
 
-@api.post("/datasets", status_code=201, tags=["datasets"])
-def add_dataset(board: Here, body: bodies.DatasetIn) -> Row:
-    """Add a dataset."""
-    return board.database.add(db.Dataset, body.model_dump()).as_dict()
-
-
-@api.post("/models", status_code=201, tags=["models"])
-def add_model(board: Here, body: bodies.ModelIn) -> Row:
-    """Add a network."""
-    return board.database.add(db.Model, body.model_dump()).as_dict()
-
-
-@api.post("/augmentations", status_code=201, tags=["augmentations"])
-def add_augmentation(board: Here, body: bodies.AugmentationIn) -> Row:
-    """Add an augmentation."""
-    return board.database.add(db.Augmentation, body.model_dump()).as_dict()
-
-
-@api.post("/agents", status_code=201, tags=["agents"])
-def add_agent(board: Here, body: bodies.AgentIn) -> Row:
-    """Enter a machine by hand."""
-    return board.database.add(db.Agent, body.model_dump()).as_dict()
-
-
-@api.post("/agents/refresh", tags=["agents"])
+@api.post("/agents/refresh")
 def refresh_agents(board: Here) -> list[Row]:
     """Read the devices of this machine again; return all machines."""
     board.runner.refresh()
     return list_rows(board, "agents", 500)
 
 
-@api.post("/agents/gpus", status_code=201, tags=["agents"])
-def add_gpu(board: Here, body: bodies.GpuIn) -> Row:
-    """Enter a card of a machine by hand."""
-    return board.database.add(db.Gpu, body.model_dump()).as_dict()
-
-
-@api.get("/agents/{agent_id}/gpus", tags=["agents"])
+@api.get("/agents/{agent_id}/gpus")
 def list_gpus(board: Here, agent_id: RowId) -> list[Row]:
     """Return the cards of a machine."""
     return _dicts(board.database.get(db.Agent, agent_id).gpus)
 
 
-@api.post("/agents/{agent_id}/gpus/{index}/{change}", tags=["agents"])
+@api.post("/agents/{agent_id}/gpus/{index}/{change}")
 def allocate_gpu(board: Here, agent_id: RowId, index: GpuIndex,
                  change: Literal["reserve", "release"]) -> Row:
     """Reserve a card, so that no run is placed on it, or release it."""
@@ -132,10 +106,11 @@ def allocate_gpu(board: Here, agent_id: RowId, index: GpuIndex,
     return gpu.as_dict()
 
 
-@api.post("/configs", status_code=201, tags=["configs"])
+@api.post("/configs", status_code=201)
 def add_config(board: Here, body: bodies.ConfigIn) -> Row:
     """Save a configuration: other content under the same name is the next version."""
-    checked = configurations.check_config(body.config_json)
+    values = configurations.check_config(body.config_json)
+    digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
     with board.database.writing() as session:
         db.get(session, db.Project, body.project_id)
         if body.group_id and db.get(session, db.Group, body.group_id).project_id != body.project_id:
@@ -143,16 +118,17 @@ def add_config(board: Here, body: bodies.ConfigIn) -> Row:
         earlier = session.scalars(select(db.TrainConfig).filter_by(
             project_id=body.project_id, name=body.name)).all()
         for config in earlier:
-            if config.config_hash == checked.digest:
+            if config.config_hash == digest:
                 raise ConflictError(f"{body.name} has this content: it is version {config.version}")
         config = db.TrainConfig(
-            project_id=body.project_id, group_id=body.group_id, name=body.name, kind=checked.kind,
-            config_json=checked.values, config_hash=checked.digest, version=len(earlier) + 1)
+            project_id=body.project_id, group_id=body.group_id, name=body.name,
+            kind="notebook" if "notebook" in values else "finetune", config_json=values,
+            config_hash=digest, version=len(earlier) + 1)
         session.add(config)
     return config.as_dict()
 
 
-@api.get("/configs/project/{project_id}", tags=["configs"])
+@api.get("/configs/project/{project_id}")
 def list_configs(board: Here, project_id: RowId, limit: Limit = 100,
                  offset: Offset = 0) -> list[Row]:
     """Return the configurations of a project, the newest first."""
@@ -161,53 +137,51 @@ def list_configs(board: Here, project_id: RowId, limit: Limit = 100,
                                       project_id=project_id))
 
 
-@api.post("/configs/{config_id}/validate", tags=["configs"])
+@api.post("/configs/{config_id}/validate")
 def validate_config(board: Here, config_id: RowId) -> Row:
     """Check a saved configuration again; return whether it is valid, and errors by field."""
+    errors = {}
     try:
         configurations.check_config(board.database.get(db.TrainConfig, config_id).config_json)
     except FieldsError as error:
-        return {"valid": False, "errors": error.errors}
-    return {"valid": True, "errors": {}}
+        errors = error.errors
+    return {"valid": not errors, "errors": errors}
 
 
-# ------------------------------------------------------------------------------ runs
-
-@api.post("/runs/from-config/{config_id}", status_code=201, tags=["runs"])
+@api.post("/runs/from-config/{config_id}", status_code=201)
 def queue_run(board: Here, config_id: RowId, body: bodies.RunIn) -> Row:
     """Queue a run of a configuration."""
     config = board.database.get(db.TrainConfig, config_id)
-    checked = configurations.check_config(config.config_json)
+    configurations.check_config(config.config_json)
     with board.database.writing() as session:
         types = inventory.allowed_types(session, body.agent_id, body.gpu_indices)
-        folder = _new_folder(config, checked)
+        folder, task, arguments = _task(config)
         run = db.Run(project_id=config.project_id, config_id=config.id,
                      name=_next_name(session, config), folder=str(folder.relative_to(paths.DATA)),
-                     agent_id=body.agent_id, gpu_indices=body.gpu_indices, **checked.facts)
+                     agent_id=body.agent_id, gpu_indices=body.gpu_indices)
         session.add(run)
         session.flush()
-        if body.enqueue:
-            session.add(_job(run.id, config, folder, body.priority, types))
-        else:
-            run.state_by_hand = db.QUEUED
-    return board.database.get(db.Run, run.id).as_dict()
+        session.add(QueueJob(
+            job_id=run.id, task=task if body.enqueue else "", arguments=arguments,
+            job_class=config.config_hash, devices=config.config_json.get("devices", 1),
+            device_types=types, priority=body.priority, arrival_s=time.time(),
+            status=db.PREDICTING if body.enqueue else db.WAITS_BY_HAND))
+    return get_run(board, run.id)
 
 
-def _job(run_id: str, config: db.TrainConfig, folder: Path, priority: int,
-         types: list[str] | None) -> QueueJob:
-    """Return a run as a job of the queue."""
+def _task(config: db.TrainConfig) -> tuple[Path, str, Row]:
+    """Make the folder of a new run; return it, and the task with its arguments."""
+    from lib.finetune import folders
+    from lib.finetune.config import TrainConfig
+
     values = config.config_json
-    job = QueueJob(job_id=run_id, job_class=config.config_hash, priority=priority,
-                   device_types=types, arrival_s=time.time(), status=db.PREDICTING)
-    if config.kind == "notebook":
-        job.task = NOTEBOOK
-        job.arguments = {"path": values["notebook"], "parameters": values["parameters"],
-                         "out": str(folder / Path(values["notebook"]).name)}
-    else:
-        job.task = "lib.finetune.task:finetune"
-        job.arguments = {"config": values, "folder": str(folder)}
-        job.devices = values.get("devices", 1)
-    return job
+    if config.kind != "notebook":
+        folder = folders.new_folder(TrainConfig(**values))
+        return folder, "lib.finetune.task:finetune", {"config": values, "folder": str(folder)}
+    name = f"{folders.plain_name(config.name)[:80]}-{uuid.uuid4().hex[:12]}"
+    folder = files.folder(paths.DATA / "dashboard/notebooks" / name)
+    return folder, NOTEBOOK, {"path": values["notebook"], "parameters": values["parameters"],
+                              "out": str(folder / Path(values["notebook"]).name)}
 
 
 def _next_name(session: Session, config: db.TrainConfig) -> str:
@@ -218,18 +192,7 @@ def _next_name(session: Session, config: db.TrainConfig) -> str:
     return f"{config.name} {max(numbers, default=0) + 1}"
 
 
-def _new_folder(config: db.TrainConfig, checked: configurations.Checked) -> Path:
-    """Make the folder of a new run, in data/training or in data/dashboard/notebooks."""
-    from lib.finetune import folders
-    from lib.finetune.config import TrainConfig
-
-    if checked.kind == "notebook":
-        name = folders.plain_name(config.name)[:80]
-        return files.folder(paths.DATA / f"dashboard/notebooks/{name}-{uuid.uuid4().hex[:12]}")
-    return folders.new_folder(TrainConfig(**checked.values))
-
-
-@api.get("/runs", tags=["runs"])
+@api.get("/runs")
 def list_runs(board: Here, limit: Limit = 100, offset: Offset = 0, project_id: RowId | None = None,
               group_id: RowId | None = None, state: Literal[db.STATES] | None = None) -> list[Row]:
     """Return runs, the newest first."""
@@ -239,14 +202,14 @@ def list_runs(board: Here, limit: Limit = 100, offset: Offset = 0, project_id: R
     return [run.as_dict() | outputs.progress(run) for run in runs]
 
 
-@api.get("/runs/{run_id}", tags=["runs"])
+@api.get("/runs/{run_id}")
 def get_run(board: Here, run_id: RowId) -> Row:
     """Return a run."""
     run = board.database.get(db.Run, run_id)
     return run.as_dict() | outputs.progress(run)
 
 
-@api.delete("/runs/{run_id}", tags=["runs"])
+@api.delete("/runs/{run_id}")
 def delete_run(board: Here, run_id: RowId) -> Row:
     """Remove a run that has ended; its folder stays."""
     with board.database.writing() as session:
@@ -254,18 +217,16 @@ def delete_run(board: Here, run_id: RowId) -> Row:
         if run.state not in db.ENDS:
             raise ConflictError(f"the run is {run.state}; cancel it first")
         deleted = run.as_dict()
-        if run.job:
-            session.execute(delete(QueueAttempt).where(QueueAttempt.number == run.job.number))
-            session.execute(delete(QueueJob).where(QueueJob.number == run.job.number))
+        session.execute(delete(QueueAttempt).where(QueueAttempt.number == run.job.number))
+        session.execute(delete(QueueJob).where(QueueJob.number == run.job.number))
         session.delete(run)
     return deleted
 
 
-@api.post("/runs/{run_id}/cancel", tags=["runs"])
+@api.post("/runs/{run_id}/cancel")
 def cancel_run(board: Here, run_id: RowId) -> Row:
     """End a run: a waiting one at once, a running one when its worker has stopped."""
-    run = board.database.get(db.Run, run_id)
-    if run.job is None:
+    if board.database.get(db.Run, run_id).by_hand:
         return _move_by_hand(board, run_id, db.CANCELLED)
     waits = update(QueueJob).where(QueueJob.job_id == run_id,
                                    QueueJob.status.in_(db.STATUSES[db.QUEUED]))
@@ -277,48 +238,49 @@ def cancel_run(board: Here, run_id: RowId) -> Row:
     return get_run(board, run_id)
 
 
-@api.post("/runs/{run_id}/start", tags=["runs"])
+@api.post("/runs/{run_id}/start")
 def start_run(board: Here, run_id: RowId) -> Row:
     """Note that somebody has started a run by hand."""
     return _move_by_hand(board, run_id, db.RUNNING)
 
 
-@api.post("/runs/{run_id}/finish", tags=["runs"])
+@api.post("/runs/{run_id}/finish")
 def finish_run(board: Here, run_id: RowId, body: bodies.EndIn) -> Row:
     """Note how a run by hand ended."""
     return _move_by_hand(board, run_id, body.state, body.reason)
 
 
 def _move_by_hand(board: Board, run_id: str, state: str, reason: str = "") -> Row:
+    steps = {db.QUEUED: (db.RUNNING, db.CANCELLED), db.RUNNING: db.ENDS}
     with board.database.writing() as session:
         run = db.get(session, db.Run, run_id)
-        if run.job is not None:
+        if not run.by_hand:
             raise ConflictError("the run is in the queue, and its state is what its worker says; "
                                 "only cancel changes it")
-        if state not in (possible := db.STEPS_BY_HAND.get(run.state, ())):
+        if state not in (possible := steps.get(run.state, ())):
             leads = choices(possible) or "no other state"
             raise ConflictError(f"the run is {run.state}, which leads to {leads}; not to {state}")
-        run.state_by_hand, run.reason_by_hand = state, reason
+        run.job.status, run.job.reason = db.STATUSES[state][-1], reason
         if state == db.RUNNING:
-            run.started_by_hand_at = db.now()
+            run.job.start_s = time.time()
         else:
-            run.finished_by_hand_at = db.now()
+            run.job.end_s = time.time()
     return get_run(board, run_id)
 
 
-@api.post("/runs/{run_id}/priority", tags=["runs"])
+@api.post("/runs/{run_id}/priority")
 def reorder_run(board: Here, run_id: RowId, body: bodies.PriorityIn) -> Row:
     """Give a waiting run another priority."""
-    run = board.database.get(db.Run, run_id)
-    if run.job is None or run.state != db.QUEUED:
-        raise ConflictError(f"only a run that waits has a place in the queue; it is {run.state}")
     with board.database.writing() as session:
-        job = update(QueueJob).where(QueueJob.job_id == run_id)
-        session.execute(job.values(priority=body.priority))
+        run = db.get(session, db.Run, run_id)
+        if run.by_hand or run.state != db.QUEUED:
+            raise ConflictError("only a run that waits has a place in the queue; it is "
+                                f"{run.state}")
+        run.job.priority = body.priority
     return get_run(board, run_id)
 
 
-@api.get("/runs/{run_id}/logs", tags=["runs"])
+@api.get("/runs/{run_id}/logs")
 def list_log_lines(board: Here, run_id: RowId, after: Offset = 0,
                    limit: whole(1, 10_000) = 1000) -> list[Row]:
     """Return lines of a run's log, those after a number; they count from 1."""
@@ -326,30 +288,34 @@ def list_log_lines(board: Here, run_id: RowId, after: Offset = 0,
     return [{"n": n, "line": line} for n, line in enumerate(lines, after + 1)]
 
 
-@api.get("/schedule", tags=["schedule"])
+@api.get("/schedule")
 def get_schedule(board: Here) -> list[Row]:
-    """Return what runs and what is planned: run, device, start and end in s from now, reason.
-
-    The end of a run that takes longer than predicted is not known: null.
-    """
-    plan = board.runner.plan()
-    return plan.astype(object).where(plan.ne(math.inf) & plan.notna(), None).to_dict("records")
+    """Return the runs that run, then those that wait: the highest priority first."""
+    return _dicts(runs_in_order(board.database))
 
 
-@api.get("/auth", tags=["auth"])
+def runs_in_order(database: Database) -> list[db.Run]:
+    """Return the runs of the queue that run, then those that wait in the order of priority."""
+    open_runs = database.rows(db.Run, db.in_state(db.RUNNING) | db.in_state(db.QUEUED))
+    return sorted((run for run in open_runs if not run.by_hand), key=lambda run: (
+        run.state == db.QUEUED, -run.job.priority, run.job.number))
+
+
+@api.get("/auth")
 def get_auth() -> dict[str, bool]:
     """Return that the token is right; without it no request gets here."""
     return {"authenticated": True}
 
 
 # the last routes, which match any name of a table
-@api.get("/{kind}", tags=["rows"])
-def list_rows(board: Here, kind: Kind, limit: Limit = 100, offset: Offset = 0) -> list[Row]:
+@api.get("/{kind}")
+def list_rows(board: Here, kind: Literal[tuple(TABLES)], limit: Limit = 100,
+              offset: Offset = 0) -> list[Row]:
     """Return rows of a table, the newest first."""
     return _dicts(board.database.rows(TABLES[kind], limit=limit, offset=offset))
 
 
-@api.get("/{kind}/{row_id}", tags=["rows"])
-def get_row(board: Here, kind: Kind, row_id: RowId) -> Row:
+@api.get("/{kind}/{row_id}")
+def get_row(board: Here, kind: Literal[tuple(TABLES)], row_id: RowId) -> Row:
     """Return one row of a table."""
     return board.database.get(TABLES[kind], row_id).as_dict()

@@ -12,10 +12,9 @@ from sqlalchemy.exc import DataError, IntegrityError
 from starlette.exceptions import HTTPException
 
 from lib import __version__
-from lib.dashboard import tables as db
 from lib.dashboard.access import gate
 from lib.dashboard.api import Board, api
-from lib.dashboard.fields import FieldsError, reasons
+from lib.dashboard.bodies import FieldsError, reasons
 from lib.dashboard.pages import FOLDER, pages, render
 from lib.errors import InputError
 from lib.schedule.run.database import AWAY
@@ -61,12 +60,8 @@ def _status_and_line(error: Exception) -> tuple[int, str]:
     match error:
         case HTTPException():
             return error.status_code, str(error.detail)
-        case db.NotFoundError():
-            return 404, str(error)
-        case db.ConflictError():
-            return 409, str(error)
         case InputError() if not isinstance(error, QueueAwayError):
-            return 422, str(error)
+            return getattr(error, "status", 422), str(error)
         case IntegrityError():
             return 409, "somebody else has changed the same meanwhile; look again, and repeat it"
         case DataError() | OverflowError():

@@ -1,20 +1,14 @@
 """The check of a configuration: a fine-tune, or a notebook with its parameters."""
 
-import hashlib
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from lib import paths
 from lib.config import notebooks
-from lib.dashboard.fields import FieldsError, JsonObject, reasons, validated
+from lib.dashboard.bodies import FieldsError, validated
 from lib.errors import InputError, choices
 
-SECRET = "hf_token"
 MAX_EPOCHS = 1_000_000_000
 GENERATED_ROOTS = ("medmnist", "synthetic")  # no folders
 PATH_PARAMETERS = ("nsight", "recordings", "engine", "jobs", "energy", "folder")  # of notebooks
@@ -23,46 +17,26 @@ IMAGE_FIELDS = ("root", "folder")  # may lie in ``data_roots``
 data_roots: list[Path] = []  # folders of images elsewhere, which the server's command line allows
 
 
-@dataclass(frozen=True)
-class Checked:
-    """A valid configuration, all defaults filled in."""
+def check_config(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration of a fine-tune or a notebook with all defaults filled in.
 
-    kind: str  # finetune | notebook
-    values: dict[str, Any]
-    facts: dict[str, Any]  # of a run of it, by the names of its columns
-
-    @property
-    def digest(self) -> str:
-        """Return the SHA-256 of the values, whatever order they came in."""
-        text = json.dumps(self.values, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
-
-
-def pasted(text: str) -> dict[str, Any]:
-    """Return a pasted JSON object; FieldsError of the field ``config_json``."""
-    try:
-        return TypeAdapter(JsonObject).validate_json(text)
-    except ValidationError as error:
-        raise FieldsError({"config_json": "; ".join(reasons(error.errors()).values())}) from None
-
-
-def check_config(values: Mapping[str, Any]) -> Checked:
-    """Check a configuration of a fine-tune or a notebook; FieldsError names every wrong field."""
+    FieldsError names every wrong field.
+    """
     return _check_notebook(values) if "notebook" in values else _check_finetune(values)
 
 
-def _check_finetune(values: Mapping[str, Any]) -> Checked:
+def _check_finetune(values: Mapping[str, Any]) -> dict[str, Any]:
     from lib.finetune import folders
     from lib.finetune.config import TrainConfig
 
     wrong = {}
-    if values.get(SECRET):
-        wrong[SECRET] = "is a secret and not kept; set HF_TOKEN where the dashboard runs"
+    if values.get("hf_token"):
+        wrong["hf_token"] = "is a secret and not kept; set HF_TOKEN where the dashboard runs"
     try:
-        config = validated(TrainConfig, {**values, SECRET: None})
+        config = validated(TrainConfig, {**values, "hf_token": None})
     except FieldsError as error:
         raise FieldsError(error.errors | wrong) from None
-    named = {name: getattr(config, name) for name in ("root", "model_flavour")}
+    named = {"root": config.root, "model_flavour": config.model_flavour}
     wrong |= _outside({name: value for name, value in named.items()
                        if value.partition(":")[0] not in GENERATED_ROOTS})
     if config.epochs > MAX_EPOCHS:
@@ -73,11 +47,10 @@ def _check_finetune(values: Mapping[str, Any]) -> Checked:
         folders.check(config)
     except InputError as error:
         raise FieldsError({"config_json": str(error)}) from None
-    facts = config.model_dump(include={"monitor_metric", "monitor_mode", "epochs", "seed"})
-    return Checked("finetune", config.model_dump(mode="json"), facts)
+    return config.model_dump(mode="json")
 
 
-def _check_notebook(values: Mapping[str, Any]) -> Checked:
+def _check_notebook(values: Mapping[str, Any]) -> dict[str, Any]:
     """Check the name of a notebook, and its parameters by the notebook's model."""
     errors = dict.fromkeys(set(values) - {"notebook", "parameters"}, "is no known field")
     name, parameters = values["notebook"], values.get("parameters", {})
@@ -101,8 +74,7 @@ def _check_notebook(values: Mapping[str, Any]) -> Checked:
         errors |= {f"parameters.{field}": reason for field, reason in wrong.items()}
     if errors:
         raise FieldsError(errors)
-    content = {"notebook": name, "parameters": parameters}
-    return Checked("notebook", content, {"seed": parameters.get("seed")})
+    return {"notebook": name, "parameters": parameters}
 
 
 def _outside(values: Mapping[str, str]) -> dict[str, str]:
@@ -118,13 +90,3 @@ def _outside(values: Mapping[str, str]) -> dict[str, str]:
         if value.startswith("~") or ".." in path.parts or not inside:
             errors[field] = allowed
     return errors
-
-
-def finetune_fields() -> dict[str, str]:
-    """Return the fields of a fine-tune with their defaults, as JSON."""
-    from lib.finetune.config import TrainConfig
-
-    schema = TrainConfig.model_json_schema()["properties"]
-    shown = [name for name, field in TrainConfig.model_fields.items() if not field.exclude]
-    return {name: json.dumps(schema[name]["default"]) if "default" in schema[name] else "needed"
-            for name in shown}

@@ -1,13 +1,11 @@
 """The database of the dashboard, SQLite or PostgreSQL: transactions, reading and adding rows."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import exc
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import sessionmaker
 
 from lib import paths
 from lib.dashboard import tables as db
@@ -17,7 +15,12 @@ from lib.schedule.run.queue import Queue
 
 
 class Database:
-    """A database and the queue in it; threads share it. InputError for a URL that names none."""
+    """A database and the queue in it; threads share it. InputError for a URL that names none.
+
+    ``reading()`` opens a session; what it has read can be used afterwards. ``writing()`` opens one
+    that is committed at the end of its block, or undone where that raises; it holds SQLite's write
+    lock from its begin on: never open a second one inside.
+    """
 
     def __init__(self, url: str | None = None, wait_s: float = 5.0):
         """Open it and make missing tables; ``wait_s`` is the longest wait for a lock."""
@@ -31,30 +34,18 @@ class Database:
         except exc.DatabaseError as error:
             reason = one_line(error.orig)
             raise InputError(f"{where} cannot be used as a database: {reason}") from None
-        found = {(table, column["name"]) for (_, table), columns in existing.items()
-                 for column in columns}
-        missing = [str(column) for table in db.Base.metadata.sorted_tables
-                   for column in table.columns if (table.name, column.name) not in found]
-        if missing:
-            raise InputError(f"{where} is of an older version, without {choices(missing)}; name a "
-                             "new database in DASHBOARD_DB_URL, or move this one away")
+        tables = db.Base.metadata.tables
+        wanted = {str(column) for table in tables.values() for column in table.columns}
+        found = {f"{table}.{column['name']}" for (_, table), columns in existing.items()
+                 if table in tables for column in columns}
+        if wanted != found:
+            raise InputError(f"{where} is of an older version, with other columns "
+                             f"({choices(sorted(wanted ^ found))}); name a new database in "
+                             "DASHBOARD_DB_URL, or move this one away")
         self.queue = Queue(self.engine)
-
-    @contextmanager
-    def reading(self) -> Iterator[Session]:
-        """Give a session that only reads; its rows can be used afterwards."""
-        with Session(self.engine, expire_on_commit=False, autoflush=False) as session:
-            yield session
-
-    @contextmanager
-    def writing(self) -> Iterator[Session]:
-        """Give a session that is committed at the end, or undone when the block raises.
-
-        It holds SQLite's write lock from its begin on: never open a second one inside.
-        """
-        engine = self.engine.execution_options(writes=True)
-        with Session(engine, expire_on_commit=False) as session, session.begin():
-            yield session
+        self.reading = sessionmaker(self.engine, expire_on_commit=False)
+        self.writing = sessionmaker(self.engine.execution_options(writes=True),
+                                    expire_on_commit=False).begin
 
     def rows(self, table: type[db.TableRow], *conditions: Any, limit: int = 500, offset: int = 0,
              **values: Any) -> list[Any]:
@@ -75,9 +66,8 @@ class Database:
         parents = {"project_id": db.Project, "agent_id": db.Agent}
         try:
             with self.writing() as session:
-                for name, parent in parents.items():
-                    if row_id := values.get(name):
-                        db.get(session, parent, row_id)
+                for name in parents.keys() & values:
+                    db.get(session, parents[name], values[name])
                 session.add(row := table(**values))
         except exc.IntegrityError:
             name = values.get("name") or values.get("label")

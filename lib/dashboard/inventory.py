@@ -33,31 +33,25 @@ def processor(kind: str) -> tuple[str, str]:
 
 def save(session: Session, slots: Sequence[Slot]) -> None:
     """Write the machines of slots into the inventory, and the cards of this machine."""
+    from lib.measure import machine
+
     here, machines = platform.node()[:100] or "this machine", {}
     for slot in slots:
         node = device_type(slot.name).partition("@")[2]
-        machines.setdefault(node or here, []).append(slot)
-    for name, own in machines.items():
-        known = session.scalar(select(db.Agent).filter_by(name=name))
-        session.add(agent := known or db.Agent(name=name, gpus=[]))
+        machines.setdefault(node or here, []).append(slot.name)
+    for name, slot_names in machines.items():
+        agent = session.scalar(select(db.Agent).filter_by(name=name)) or db.Agent(name=name, gpus=[])
+        session.add(agent)
         agent.manual, agent.host, agent.last_heartbeat_at = False, name, db.now()
-        agent.slots = [slot.name for slot in own]
-        if name == here:
-            _save_cards(agent, [slot for slot in own if slot.name.startswith(CARD)])
-
-
-def _save_cards(agent: db.Agent, slots: Sequence[Slot]) -> None:
-    from lib.measure import machine
-
-    cards = {gpu.index: gpu for gpu in agent.gpus}
-    for slot in slots:
-        index, facts = int(slot.name.removeprefix(CARD)), machine.own_hardware(slot.name)
-        if index not in cards:
-            cards[index] = db.Gpu(index=index)
-            agent.gpus.append(cards[index])
-        card = cards[index]
-        card.name, card.compute_capability = facts["name"], facts["compute_capability"]
-        card.total_mem_mb, card.last_seen_at = round(1024 * facts["memory_gib"]), db.now()
+        agent.slots, cards = slot_names, {gpu.index: gpu for gpu in agent.gpus}
+        for slot_name in slot_names:
+            index = slot_name.removeprefix(CARD)
+            if name == here and index.isdecimal():
+                facts, card = machine.own_hardware(slot_name), cards.get(int(index))
+                if card is None:
+                    agent.gpus.append(card := db.Gpu(index=int(index)))
+                card.name, card.compute_capability = facts["name"], facts["compute_capability"]
+                card.total_mem_mb, card.last_seen_at = round(1024 * facts["memory_gib"]), db.now()
 
 
 def reserved(session: Session) -> set[str]:
@@ -69,12 +63,12 @@ def reserved(session: Session) -> set[str]:
 def allowed_types(session: Session, agent_id: str | None,
                   gpu_indices: Sequence[int]) -> list[str] | None:
     """Return the device types that a run may have (None: any); ConflictError if there are none."""
+    if agent_id is None and not gpu_indices:
+        return None
     agents = select(db.Agent).where(db.Agent.manual.is_(False))
     if agent_id is not None:
         db.get(session, db.Agent, agent_id)
         agents = agents.where(db.Agent.id == agent_id)
-    elif not gpu_indices:
-        return None
     slots = [name for agent in session.scalars(agents) for name in agent.slots]
     allowed = {device_type(name) for name in slots}
     if gpu_indices:

@@ -1,9 +1,9 @@
 """What a run has written into its folder: its log, its history, its curves and its files."""
 
 import io
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -16,27 +16,6 @@ MAX_FILES, MAX_POINTS, TAIL_BYTES = 500, 300, 64_000
 WIDTH, HEIGHT = 100.0, 40.0  # of a chart
 GROUPS = {".pt": "Checkpoints", ".png": "Figures", ".ipynb": "Notebooks"}
 OTHERS = "Other files"
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A line of a chart: its ``points`` as SVG has them, and its last value."""
-
-    name: str
-    points: str
-    last: float
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A chart of values over steps, with the ranges of both."""
-
-    title: str
-    curves: list[Curve]
-    first_step: int
-    last_step: int
-    low: float
-    high: float
 
 
 def folder_of(run: db.Run) -> Path:
@@ -63,7 +42,7 @@ def log_tail(run: db.Run) -> str:
         return ""
 
 
-def history(run: db.Run) -> pd.DataFrame:
+def _history(run: db.Run) -> pd.DataFrame:
     """Return step, epoch, name and value of what the run has reported, without a torn line."""
     columns, path = ["step", "epoch", "name", "value"], folder_of(run) / HISTORY
     if not path.exists() or not path.stat().st_size:
@@ -73,19 +52,24 @@ def history(run: db.Run) -> pd.DataFrame:
 
 def progress(run: db.Run) -> dict[str, float | int | None]:
     """Return ``epoch``, ``step`` and ``best_value`` of a run so far, None before any report."""
-    rows, found = history(run), {"epoch": None, "step": None, "best_value": None}
+    rows, found = _history(run), {"epoch": None, "step": None, "best_value": None}
+    metric = run.settings.get("monitor_metric", "").replace("_", "/", 1)
     if len(rows):
         found["epoch"], found["step"] = int(rows["epoch"].iloc[-1]), int(rows["step"].iloc[-1])
-    values = rows.loc[rows["name"] == run.monitor_metric.replace("_", "/", 1), "value"].dropna()
+    values = rows.loc[rows["name"] == metric, "value"].dropna()
     if len(values):
-        found["best_value"] = float(values.max() if run.monitor_mode == "max" else values.min())
+        best = values.max() if run.settings["monitor_mode"] == "max" else values.min()
+        found["best_value"] = float(best)
     return found
 
 
-def charts(run: db.Run) -> list[Chart]:
-    """Return the chart of all losses, and that of the monitored metric."""
-    rows = history(run).dropna()
-    metric = run.monitor_metric.partition("_")[2]
+def charts(run: db.Run) -> list[dict[str, Any]]:
+    """Return the chart of all losses, and that of the monitored metric.
+
+    A chart has a title, the ranges of steps and values, and ``curves``: name, SVG's points, last.
+    """
+    rows = _history(run).dropna()
+    metric = run.settings.get("monitor_metric", "").partition("_")[2]
     titles = {"loss": rows["name"].str.endswith("loss")}
     if metric and metric != "loss":
         names = [f"{split}/{metric}" for split in ("train", "val", "test")]
@@ -93,7 +77,7 @@ def charts(run: db.Run) -> list[Chart]:
     return [_chart(title, rows[chosen]) for title, chosen in titles.items() if chosen.any()]
 
 
-def _chart(title: str, rows: pd.DataFrame) -> Chart:
+def _chart(title: str, rows: pd.DataFrame) -> dict[str, Any]:
     first, last = int(rows["step"].min()), int(rows["step"].max())
     low, high = float(rows["value"].min()), float(rows["value"].max())
     x = WIDTH * (rows["step"] - first) / max(1, last - first)
@@ -103,8 +87,9 @@ def _chart(title: str, rows: pd.DataFrame) -> Chart:
         stride = -(-len(part) // MAX_POINTS)
         shown = pd.concat([part.iloc[:-1:stride], part.iloc[-1:]])
         points = " ".join(f"{row.x:.2f},{row.y:.2f}" for row in shown.itertuples())
-        curves.append(Curve(name, points, float(part["value"].iloc[-1])))
-    return Chart(title, curves, first, last, low, high)
+        curves.append({"name": name, "points": points, "last": part["value"].iloc[-1]})
+    return {"title": title, "curves": curves, "first_step": first, "last_step": last,
+            "low": low, "high": high}
 
 
 def mlflow_run(run: db.Run) -> str:
@@ -122,9 +107,8 @@ def files_of(run: db.Run) -> dict[str, list[tuple[str, int]]]:
     for path in sorted(folder_of(run).rglob("*"))[:MAX_FILES]:
         try:
             if path.is_file() and not path.name.startswith("."):
-                kind = GROUPS.get(path.suffix, OTHERS)
                 entry = str(path.relative_to(folder_of(run))), path.stat().st_size
-                groups[kind].append(entry)
+                groups[GROUPS.get(path.suffix, OTHERS)].append(entry)
         except OSError:  # gone meanwhile
             continue
     return groups

@@ -1,22 +1,15 @@
 """How long a run takes on a device type: by earlier runs, a budget, cost models, or a guess."""
 
-from collections.abc import Sequence
-from math import inf
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from lib.dashboard import advice, inventory
+from lib.config.base import build
 from lib.errors import InputError, one_line
 from lib.measure import worker
-from lib.schedule.expected import (
-    GUESS_SIGMA,
-    MODEL_SIGMA,
-    EarlierRuns,
-    Expected,
-    budget,
-    expected_s,
-)
+from lib.schedule.expected import EarlierRuns, Expected, budget, expected_s
 from lib.schedule.run.jobs_file import NOTEBOOK
 from lib.schedule.run.queue import QueueJob
-from lib.schedule.run.slots import Slot
 
 GUESS_S = 600.0
 START_S = 10.0  # of a fine-tune's task until its first step
@@ -24,12 +17,15 @@ ADVICE_TIMEOUT_S = 60.0
 
 
 class Predictions:
-    """Predicted seconds of jobs, learned from those that end; quick but for ``advise``."""
+    """Predicted seconds of jobs, learned from those that end; quick but for ``advise``.
+
+    ``processors`` are those of the device types that there are: ``cpu`` or ``cuda``, and a name.
+    """
 
     def __init__(self) -> None:
-        self._processors: dict[str, tuple[str, str]] = {}  # by device type
+        self.processors: dict[str, tuple[str, str]] = {}
         self._earlier = EarlierRuns()
-        self._advised: dict[str, dict[str, tuple[float, str]]] = {}  # by job class and processor
+        self._advised: dict[str, dict[str, Expected]] = {}  # by job class and processor
 
     def learn(self, job: QueueJob, device_type: str, seconds: float) -> None:
         """Learn how long a job took at its first attempt."""
@@ -37,45 +33,34 @@ class Predictions:
         if job.task == NOTEBOOK:
             self._earlier.add(job.arguments["path"], device_type, seconds)
 
-    def know(self, slots: Sequence[Slot]) -> None:
-        """Take the slots that there are now."""
-        types = {slot.device_type for slot in slots}
-        self._processors = {name: inventory.processor(name) for name in types}
-
-    def needs_advice(self, job: QueueJob) -> bool:
-        """Return whether a job is a fine-tune of which the cost models were not asked yet."""
-        return "config" in job.arguments and job.job_class not in self._advised
-
     def advise(self, job: QueueJob) -> None:
-        """Ask the cost models how long a fine-tune takes: it takes seconds."""
-        config = job.arguments["config"]
-        processors = sorted(set(self._processors.values()))
+        """Ask the cost models, once, how long a fine-tune takes: it takes seconds."""
+        if "config" not in job.arguments or job.job_class in self._advised:
+            return
+        processors = sorted(set(self.processors.values()))
+        unknown = Expected(GUESS_S, "a guess: no cost model knows this processor")
+        advised = {name: unknown for _, name in processors}
         try:
-            self._advised[job.job_class] = worker.call(
-                advice.advise, config, processors, timeout_s=ADVICE_TIMEOUT_S,
-                environment={"CUDA_VISIBLE_DEVICES": ""})
+            steps = worker.call(steps_s, job.arguments["config"], processors,
+                                timeout_s=ADVICE_TIMEOUT_S, environment={"CUDA_VISIBLE_DEVICES": ""})
+            for name, (seconds, source) in steps.items():
+                advised[name] = Expected(START_S + seconds / job.devices,
+                                         f"{source}, with {START_S:g} s to start")
         except Exception as error:  # whatever a network may raise: it runs all the same, by a guess
             readable = isinstance(error, InputError | worker.WorkerLostError)
             reason = str(error) if readable else one_line(error)
-            self._advised[job.job_class] = {name: (inf, reason) for _, name in processors}
-
-    def _by_model(self, job: QueueJob, device_type: str) -> Expected:
-        _, processor = self._processors.get(device_type, ("", ""))
-        unknown = inf, "no cost model knows this processor"
-        advised_s, source = self._advised.get(job.job_class, {}).get(processor, unknown)
-        if advised_s == inf:
-            return Expected(GUESS_S, f"a guess: {source}", GUESS_SIGMA)
-        seconds = START_S + advised_s / job.devices
-        return Expected(seconds, f"{source}, with {START_S:g} s to start", MODEL_SIGMA)
+            advised = dict.fromkeys(advised, Expected(GUESS_S, f"a guess: {reason}"))
+        self._advised[job.job_class] = advised
 
     def of(self, job: QueueJob, device_type: str) -> Expected:
         """Predict the seconds of a job on a device type. Raises InputError for wrong parameters."""
-        sources = [self._earlier.of(job.job_class), lambda name: self._by_model(job, name)]
+        sources = [self._earlier.of(job.job_class)]
         if job.task == NOTEBOOK:
-            notebook = job.arguments["path"]
-            known = budget(notebook, job.arguments["parameters"])
-            sources = [self._earlier.of(job.job_class), lambda _: known, self._earlier.of(notebook)]
-        return expected_s(device_type, sources, GUESS_S)
+            known = budget(job.arguments["path"], job.arguments["parameters"])
+            sources += [lambda _: known, self._earlier.of(job.arguments["path"])]
+        _, processor = self.processors.get(device_type, ("", ""))
+        advised = self._advised.get(job.job_class, {}).get(processor)
+        return expected_s(device_type, [*sources, lambda _: advised], GUESS_S)
 
     def seconds(self, job: QueueJob, device_type: str) -> float:
         """Predict the seconds of a job on a device type."""
@@ -85,7 +70,45 @@ class Predictions:
         """Say what is predicted for a job on its device type, and on the others."""
         here = self.of(job, device_type)
         text = f"predicted {here.seconds:,.3g} s on {device_type} ({here.source})"
-        others = [name for name in self._processors if name != device_type and (
+        others = [name for name in self.processors if name != device_type and (
             job.device_types is None or name in job.device_types)]
         compared = [f"{name} {self.seconds(job, name):,.3g} s" for name in others[:5]]
         return "; ".join([text, *compared])
+
+
+def steps_s(config: Mapping[str, Any],
+            processors: Sequence[tuple[str, str]]) -> dict[str, tuple[float, str]]:
+    """Return by processor the seconds of a fine-tune's steps and evaluations, and their source.
+
+    Processors without a cost model are left out. A step includes loader, copy, forward, backward
+    and optimizer; starting and saving are not included. It is for a process of its own. Raises
+    InputError where data or network are missing here.
+    """
+    from lib.finetune import data, models
+    from lib.finetune.config import TrainConfig
+    from lib.predict import registry
+
+    checked = build(TrainConfig, {**config, "load_pretrained": False}, "config")
+    names, facts = data.names_and_facts(checked)
+    network = models.network(checked, facts)
+    opened = data.open_data(checked, network.inputs, names)
+    batches = {split: math.ceil(len(indices) / checked.batch_size)
+               for split, indices in opened.indices.items()}
+    counts = {"train": batches["train"] * checked.epochs,
+              "infer": batches["val"] * checked.epochs + batches.get("test", 0)}
+    loops = {kind: models.captured(checked, device_type=kind) for kind, _ in processors}
+    advised = {}
+    for kind, name in processors:
+        try:
+            vendor = "cpu" if kind == "cpu" else registry.vendor_of(name)
+            predictor = registry.predictor(vendor, checked.precision)
+        except InputError:
+            continue
+        if predictor is None:  # a CPU without a model of this element type
+            continue
+        steps = {mode: loops[kind].step(predictor, mode) for mode in counts}
+        ms = {mode: step.predicted_ms for mode, step in steps.items()}
+        words = (f"{counts['train']:,} steps of {ms['train']:,.3g} ms, {counts['infer']:,} "
+                 f"evaluated batches of {ms['infer']:,.3g} ms, {predictor.source(steps['train'].passes)}")
+        advised[name] = sum(counts[mode] * ms[mode] for mode in counts) / 1e3, words
+    return advised

@@ -6,10 +6,9 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 
-import pandas as pd
 from sqlalchemy import update
 
-from lib.dashboard import inventory, plan
+from lib.dashboard import inventory
 from lib.dashboard.database import Database
 from lib.dashboard.predictions import Predictions
 from lib.dashboard.tables import PREDICTING
@@ -20,17 +19,11 @@ from lib.schedule.run import ray
 from lib.schedule.run.backend import QueueBackend, QueueClosedError, TimeLimit, Workers
 from lib.schedule.run.database import AWAY, leadership
 from lib.schedule.run.processes import WARM_UP, ProcessWorkers
-from lib.schedule.run.queue import DONE, OPEN, QUEUED, QueueAwayError, QueueJob
+from lib.schedule.run.queue import DONE, QUEUED, QueueAwayError, QueueJob
 from lib.schedule.run.slots import Slot, slots_here
 
 AGAIN_S, LOOK_S = 5.0, 0.5
 LIMIT_S = 7 * 86_400.0  # a run is not too late: its predicted time may be a guess
-
-
-def note(text: str, error: Exception) -> None:
-    """Print an error that does not stop the server, in one line."""
-    line = error if isinstance(error, InputError) else one_line(error)
-    print(f"{text}: {line}", file=sys.stderr, flush=True)
 
 
 class Runner:
@@ -82,34 +75,30 @@ class Runner:
     def refresh(self) -> None:
         """Write the machines into the inventory, and read which cards are reserved."""
         slots = tuple(self._slots)  # those of a cluster grow
-        self._predictions.know(slots)
+        types = {slot.device_type for slot in slots}
+        self._predictions.processors = {name: inventory.processor(name) for name in types}
         with self._database.writing() as session:
             inventory.save(session, slots)
             self._reserved = inventory.reserved(session)
-
-    def plan(self) -> pd.DataFrame:
-        """Return what runs and what is planned from now on (``lib.dashboard.plan``)."""
-        jobs = self._queue.jobs(QueueJob.status.in_(OPEN))
-        return plan.plan(jobs, tuple(self._slots), self._predictions, time.time())
 
     def _lead(self) -> None:
         """Place and run jobs until the end, with new workers after an error."""
         while not self._over.is_set():
             try:
-                with closing(self._workers()) as workers:
+                if self._cluster:
+                    workers = ray.RayWorkers(self._cluster, warm_up=self._warm_up)
+                    self._slots = workers.slots
+                else:
+                    workers = ProcessWorkers(self._slots, self._warm_up)
+                with closing(workers):
                     self._serve(workers)
             except QueueClosedError:
                 return
             except Exception as error:  # a full disk, a database that is away at the start
-                note(f"the queue stopped, and goes on in {AGAIN_S:g} s", error)
+                line = error if isinstance(error, InputError) else one_line(error)
+                print(f"the queue stopped, and goes on in {AGAIN_S:g} s: {line}", file=sys.stderr,
+                      flush=True)
                 self._over.wait(AGAIN_S)
-
-    def _workers(self) -> Workers:
-        if self._cluster:
-            workers = ray.RayWorkers(self._cluster, warm_up=self._warm_up)
-            self._slots = workers.slots
-            return workers
-        return ProcessWorkers(self._slots, self._warm_up)
 
     def _serve(self, workers: Workers) -> None:
         self.refresh()
@@ -117,18 +106,15 @@ class Runner:
         with self._queue.writing() as session:  # their predictions are gone with the last server
             waiting = update(QueueJob).where(QueueJob.status == QUEUED)
             session.execute(waiting.values(status=PREDICTING))
-        backend = QueueBackend(
+        self._backend = backend = QueueBackend(
             self._queue, workers, self._predictions.seconds, time.time, live=True,
             time_limit=TimeLimit(least_s=LIMIT_S), explain=self._predictions.placement,
             reserved=lambda: self._reserved, on_end=self._ended)
-        self._backend, policy = backend, policy_for("hybrid")
         if self._over.is_set():
             backend.close()
-
-        def decide(state, predict):
-            return by_priority(state, predict, policy, backend.priorities())
-
-        Loop(decide, backend).run()
+        policy = policy_for("hybrid")
+        Loop(lambda state, predict: by_priority(state, predict, policy, backend.priorities()),
+             backend).run()
 
     def _ended(self, job: QueueJob, device_type: str, status: str, seconds: float,
                reason: str) -> None:
@@ -143,12 +129,11 @@ class Runner:
         while not self._over.wait(LOOK_S):
             try:
                 new = self._queue.jobs(QueueJob.status == PREDICTING)
-                for job in sorted(new, key=self._predictions.needs_advice):
-                    if self._predictions.needs_advice(job):
-                        self._predictions.advise(job)
+                for job in sorted(new, key=lambda job: "config" in job.arguments):
+                    self._predictions.advise(job)
+                    predicted = update(QueueJob).where(QueueJob.number == job.number,
+                                                       QueueJob.status == PREDICTING)
                     with self._queue.writing() as session:
-                        predicted = update(QueueJob).where(QueueJob.number == job.number,
-                                                           QueueJob.status == PREDICTING)
                         session.execute(predicted.values(status=QUEUED))
             except (QueueAwayError, *AWAY):  # it comes back
                 self._over.wait(AGAIN_S)

@@ -1,6 +1,7 @@
-"""The tables of the dashboard; a run of the queue is also a job in ``lib.schedule.run.queue``."""
+"""The tables of the dashboard; the state of a run is that of its job in the queue."""
 
 import re
+import time
 import uuid
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -11,26 +12,30 @@ from sqlalchemy.ext.associationproxy import AssociationProxy, association_proxy
 from sqlalchemy.orm import Mapped, Session, mapped_column, relationship
 from sqlalchemy.types import TypeDecorator
 
-from lib.dashboard.fields import ROW_ID
 from lib.errors import InputError
 from lib.schedule.run.database import Base
 from lib.schedule.run.queue import CANCELLED, DONE, FAILED, QUEUED, RUNNING, QueueJob
 
+ROW_ID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 FINISHED = "finished"
-PREDICTING = "predicting"  # the status of a job that is not to be started yet
 STATES = (QUEUED, RUNNING, FINISHED, FAILED, CANCELLED)
 ENDS = (FINISHED, FAILED, CANCELLED)
-STATUSES = {QUEUED: (PREDICTING, QUEUED), RUNNING: (RUNNING,), FINISHED: (DONE,), FAILED: (FAILED,),
-            CANCELLED: (CANCELLED,)}  # of the queue, by the states of runs
-STEPS_BY_HAND = {QUEUED: (RUNNING, CANCELLED), RUNNING: ENDS}
+# statuses of jobs that nobody starts (yet): they are being predicted, or carried out by hand
+PREDICTING, WAITS_BY_HAND, RUNS_BY_HAND = "predicting", "waits by hand", "runs by hand"
+STATUSES = {QUEUED: (PREDICTING, QUEUED, WAITS_BY_HAND), RUNNING: (RUNNING, RUNS_BY_HAND),
+            FINISHED: (DONE,), FAILED: (FAILED,), CANCELLED: (CANCELLED,)}  # by the states of runs
 
 
 class NotFoundError(InputError):
     """There is no such row."""
 
+    status = 404  # of HTTP
+
 
 class ConflictError(InputError):
     """The request conflicts with existing rows: a name is taken, a state forbids the wanted one."""
+
+    status = 409
 
 
 def now() -> datetime:
@@ -56,7 +61,6 @@ class UtcTime(TypeDecorator):
 Time = Annotated[datetime, mapped_column(UtcTime)]
 Json = Annotated[dict[str, Any], mapped_column(sa.JSON, default=dict)]
 Texts = Annotated[list[str], mapped_column(sa.JSON, default=list)]
-Numbers = Annotated[list[int], mapped_column(sa.JSON, default=list)]
 Text = Annotated[str, mapped_column(sa.Text, default="")]
 ProjectId = Annotated[str, mapped_column(ForeignKey("projects.id"), index=True)]
 
@@ -178,7 +182,7 @@ class TrainConfig(TableRow):
 class Run(TableRow):
     """One run of a configuration; its ``folder`` lies in ``paths.DATA``.
 
-    Its state and times are those of its job in the queue. A run by hand has no job, but columns.
+    Its state and times are those of its job. That of a run by hand has no task.
     """
 
     __tablename__ = "runs"
@@ -186,64 +190,53 @@ class Run(TableRow):
     config_id: Mapped[str] = mapped_column(ForeignKey("train_configs.id"))
     name: Mapped[str]
     folder: Mapped[str] = mapped_column(unique=True)
-    monitor_metric: Mapped[Text]
-    monitor_mode: Mapped[str] = mapped_column(default="max")
-    epochs: Mapped[int | None]
-    seed: Mapped[int | None] = mapped_column(sa.BigInteger)
     agent_id: Mapped[str | None]  # where alone it may be placed
-    gpu_indices: Mapped[Numbers]  # the cards that it may have
-    state_by_hand: Mapped[str | None]
-    reason_by_hand: Mapped[Text]
-    started_by_hand_at: Mapped[Time | None]
-    finished_by_hand_at: Mapped[Time | None]
+    gpu_indices: Mapped[list[int]] = mapped_column(sa.JSON, default=list)  # that it may have
     config: Mapped[TrainConfig] = relationship(lazy="joined", innerjoin=True)
     group_id: AssociationProxy[str | None] = association_proxy("config", "group_id")
-    job: Mapped[QueueJob | None] = relationship(
-        primaryjoin=lambda: sa.orm.foreign(QueueJob.job_id) == Run.id, lazy="joined", viewonly=True)
+    job: Mapped[QueueJob] = relationship(
+        primaryjoin=lambda: sa.orm.foreign(QueueJob.job_id) == Run.id, lazy="joined",
+        innerjoin=True, viewonly=True, uselist=False)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return the fields of its fine-tune, or the parameters of its notebook."""
+        return self.config.config_json.get("parameters", self.config.config_json)
+
+    @property
+    def by_hand(self) -> bool:
+        """Return whether somebody carries it out by hand."""
+        return not self.job.task
 
     @property
     def state(self) -> str:
         """Return its state, one of STATES."""
-        if not self.job:
-            return self.state_by_hand
         return next(state for state, statuses in STATUSES.items() if self.job.status in statuses)
 
     @property
-    def reason(self) -> str:
-        """Return why it failed, or waits again."""
-        return self.job.reason if self.job else self.reason_by_hand
-
-    @property
-    def started_at(self) -> datetime | None:
-        """Return when its last attempt started; None while it waits."""
-        if not self.job:
-            return self.started_by_hand_at
-        return None if self.state == QUEUED else _time(self.job.start_s)
-
-    @property
-    def finished_at(self) -> datetime | None:
-        """Return when it ended."""
-        if not self.job:
-            return self.finished_by_hand_at
-        return _time(self.job.end_s) if self.state in ENDS else None
+    def taken_s(self) -> float | None:
+        """Return the seconds of its last attempt, until now while it runs; None while it waits."""
+        if self.state == QUEUED or self.job.start_s is None:
+            return None
+        return (self.job.end_s or time.time()) - self.job.start_s
 
     def as_dict(self) -> dict[str, Any]:
         """Return what is known of it by name, and its place in the queue as ``job``."""
-        columns, job = super().as_dict(), self.job
-        columns = {name: columns[name] for name in columns if "by_hand" not in name}
-        return columns | {
-            "group_id": self.group_id, "state": self.state, "reason": self.reason,
-            "started_at": self.started_at, "finished_at": self.finished_at,
-            "attempt": job.attempt if job else 0, "device": job.device if job else "",
-            "predicted_s": job.predicted_s if job else None,
-            "placement": job.placement if job else "",
-            "job": job and {"priority": job.priority, "retries": max(0, job.attempt - 1),
-                            "last_error": job.reason, "enqueued_at": _time(job.arrival_s)}}
+        job, place = self.job, None
+        if not self.by_hand:
+            place = {"priority": job.priority, "retries": max(0, job.attempt - 1),
+                     "last_error": job.reason, "enqueued_at": _time(job.arrival_s)}
+        names = ("monitor_metric", "monitor_mode", "epochs", "seed")
+        return super().as_dict() | {name: self.settings.get(name) for name in names} | {
+            "group_id": self.group_id, "state": self.state, "reason": job.reason,
+            "started_at": None if self.state == QUEUED else _time(job.start_s),
+            "finished_at": _time(job.end_s), "attempt": job.attempt, "device": job.device,
+            "predicted_s": job.predicted_s, "placement": job.placement, "job": place}
 
 
 def in_state(state: str) -> sa.ColumnElement[bool]:
     """Return the condition that a run is in a state."""
-    return sa.or_(Run.state_by_hand == state, Run.job.has(QueueJob.status.in_(STATUSES[state])))
+    return Run.job.has(QueueJob.status.in_(STATUSES[state]))
 
 
 def get(session: Session, table: type[TableRow], row_id: str) -> Any:
