@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import escape
 
-from lib import locks, paths
+from lib import paths
 from lib.cli import dashboard
 from lib.dashboard import access, configurations
 from lib.dashboard import tables as db
@@ -209,12 +209,6 @@ def test_a_port_that_is_taken_is_said_in_one_line_and_an_ipv6_address_is_in_brac
     assert status == 2 and served == [] and "of 127.0.0.1 is taken; name another port with --port" in error
     _, status, out, _ = verb("--host", "::1")
     assert status == 0 and re.match(r"http://\[::1\]:\d+  ", out)
-
-
-def test_a_second_server_of_a_database_says_so_in_one_line(home, monkeypatch):
-    monkeypatch.setattr("signal.signal", lambda *_: None)
-    with locks.writer(paths.DATA / "dashboard/dashboard.db"):
-        assert "is being written by another process" in refusal("dashboard", "--port", "0", "--mlflow-port", "0")
 
 
 # --- the API

@@ -7,7 +7,8 @@ from lib import paths
 from lib.dashboard import tables as db
 from lib.dashboard.database import Database
 from tests import refused
-from tests.dashboards import NOTEBOOK, Site, postgres  # noqa: F401
+from tests.dashboards import NOTEBOOK, Site
+from tests.postgres import postgres  # noqa: F401
 
 pytestmark = pytest.mark.slow
 

@@ -14,8 +14,8 @@ from lib.dashboard.runner import Runner
 from lib.schedule.run.queue import QueueJob
 from lib.schedule.run.slots import Slot
 from tests import killed_queue, refused
-from tests.dashboards import postgres  # noqa: F401
 from tests.killed_queue import add_runs, opened
+from tests.postgres import postgres  # noqa: F401
 from tests.test_cluster import two_nodes  # noqa: F401
 
 pytestmark = pytest.mark.slow
