@@ -10,18 +10,28 @@ import os
 import random
 import resource
 import signal
-import sqlite3.dbapi2
+import sqlite3
 import sys
 import tempfile
 import time
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
+from lib.errors import InputError
+from lib.schedule.policies import policy_for
+from lib.schedule.problem import Jobs, Problem
+from lib.schedule.run import jobs, jobs_file
+from lib.schedule.run.jobs import PreparedJobs
+from lib.schedule.run.processes import call
+from lib.schedule.run.queue import QueueJob
+from lib.schedule.run.slots import Slot, fleet_of
 from tests import python
 
 NAMES, WITHIN_S = ("j0", "j1", "j2", "j3", "j4", "j5"), 0.5
-JOBS = len(NAMES)
 STATEMENTS = 99  # of a queue, as many as a run executes
 SIZES = (0, 20, 40, 80)  # KiB that a file may have
 
@@ -33,8 +43,6 @@ class InlineWorkers:
         self.slots, self._ends = slots, []
 
     def start(self, attempt, task, arguments, devices):
-        from lib.schedule.run.processes import call
-
         self._ends.append(call(task, arguments, ["cpu"] * len(devices), 1)._replace(attempt=attempt))
 
     def stop(self, attempt):
@@ -49,34 +57,21 @@ class InlineWorkers:
 
 
 def two_slots():
-    from lib.schedule.run.slots import Slot
-
     return [Slot(f"cpu[{number}]", cores=(0,), core_count=1) for number in range(2)]
 
 
 def prepared(rows, workers, policy="fcfs", predicted=0.02, **columns):
     """Return rows of a queue as prepared jobs; ``predicted`` is a number or seconds (jobs, types)."""
-    from dataclasses import replace
-
-    import numpy as np
-
-    from lib.schedule.policies import policy_for
-    from lib.schedule.problem import Jobs, Problem
-    from lib.schedule.run.jobs import PreparedJobs
-    from lib.schedule.run.slots import fleet_of
-
     fleet = fleet_of(workers.slots)
-    jobs = replace(Jobs.plain(len(rows)), ids=tuple(row.job_id for row in rows),
-                   devices=np.array([row.devices or 1 for row in rows]), **columns)
+    table = replace(Jobs.plain(len(rows)), ids=tuple(row.job_id for row in rows),
+                    devices=np.array([row.devices or 1 for row in rows]), **columns)
     seconds = np.broadcast_to(predicted, (len(rows), len(fleet.types)))
     policy = policy_for(policy) if isinstance(policy, str) else policy
-    return PreparedJobs(rows, Problem(jobs, fleet, seconds, seconds), workers, policy, "fcfs")
+    return PreparedJobs(rows, Problem(table, fleet, seconds, seconds), workers, policy, "fcfs")
 
 
 def marked_jobs(home):
     """Return jobs that each leave a line in ``home``, on two slots."""
-    from lib.schedule.run.queue import QueueJob
-
     rows = [QueueJob(job_id=name, task="tests.light:marked", devices=1, job_class="marked",
                      arguments={"path": str(home / name), "value": 0}) for name in NAMES]
     return prepared(rows, InlineWorkers(two_slots()))
@@ -84,7 +79,7 @@ def marked_jobs(home):
 
 def _killed_at(statement):
     """Let this process be killed before the queue's statement of that number."""
-    connect, left = sqlite3.dbapi2.connect, [statement]
+    connect, left = sqlite3.connect, [statement]
 
     def traced(_):
         left[0] -= 1
@@ -96,14 +91,11 @@ def _killed_at(statement):
         base.set_trace_callback(traced)
         return base
 
-    sqlite3.dbapi2.connect = connected
+    sqlite3.connect = connected
 
 
 def _run_in_child(home, folder, statement, size_kib):
     """Run until it ends, is killed, or is refused space in one line."""
-    from lib.errors import InputError
-    from lib.schedule.run import jobs
-
     if statement is not None:
         _killed_at(statement)
     if size_kib is not None:
@@ -122,7 +114,7 @@ def _state(folder):
     base = sqlite3.connect(folder / "queue.sqlite")
     try:
         ended = {name for (name,) in base.execute("SELECT job_id FROM queue_jobs WHERE status = 'done'")}
-        return f"{len(ended)} of {JOBS} ended", ended
+        return f"{len(ended)} of {len(NAMES)} ended", ended
     except sqlite3.OperationalError:
         return "empty queue", set()
     finally:
@@ -151,8 +143,6 @@ def status_of(call, moment_s):
 
 def trial(home, moment_s=None, statement=None, size_kib=None):
     """Cut a run short and resume it; return how far it had come, and what is wrong."""
-    from lib.schedule.run import jobs, jobs_file
-
     folder = home / "run"
     status = status_of(partial(_run_in_child, home, folder, statement, size_kib), moment_s)
     wrong = [] if status in (0, -signal.SIGKILL) else ["it ended with an error other than a refusal in one line"]
@@ -174,8 +164,6 @@ def trial(home, moment_s=None, statement=None, size_kib=None):
 
 def run(kills, seed):
     """Kill so many runs, and fill the disk of some more; return how far they had come, and what was wrong."""
-    from lib.schedule.run import jobs
-
     draw = random.Random(seed)
     cuts = [{"statement": number * STATEMENTS // kills} if number % 3 else {"moment_s": draw.uniform(0, WITHIN_S)}
             for number in range(kills)]

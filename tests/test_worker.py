@@ -63,24 +63,17 @@ def test_the_death_of_a_worker_has_a_reason(request_, words, hung):
         service.ask(request_, timeout_s=0.2 if hung else 30)
     assert lost.value.hung == hung
     assert not psutil.pid_exists(pid)
-
-
-def test_a_death_by_a_signal_other_than_9_is_no_want_of_memory():
-    assert death(-signal.SIGSEGV) == "was killed (signal 11)"
+    assert death(-signal.SIGSEGV) == "was killed (signal 11)", "only 9 is for want of memory"
 
 
 def seen():
     return {"imported": "colorsys" in sys.modules, "parent": os.getppid(), "ours": os.environ.get("OURS")}
 
 
-def test_a_call_has_its_own_environment_and_process(monkeypatch):
+def test_a_call_has_its_own_environment_and_with_modules_imported_its_process_is_of_one_server(monkeypatch):
     monkeypatch.setenv("OURS", "ours")
-    there = call(seen, environment={"OURS": "theirs"})
-    assert there == {"imported": False, "parent": os.getpid(), "ours": "theirs"}
+    assert call(seen, environment={"OURS": "theirs"}) == {"imported": False, "parent": os.getpid(), "ours": "theirs"}
     assert os.environ["OURS"] == "ours"
-
-
-def test_workers_that_find_modules_imported_have_this_environment_and_are_of_one_server(monkeypatch):
     forkserver._forkserver._stop()  # one of another test has imported other modules
     monkeypatch.setenv("OURS", "first")
     first = call(seen, imported=("colorsys",))

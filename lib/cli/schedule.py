@@ -3,7 +3,6 @@
 import argparse
 from pathlib import Path
 
-from lib import files
 from lib.cli.options import a_path, add_verb, flag, new_file, number, option, whole
 from lib.errors import InputError
 
@@ -50,19 +49,14 @@ def _run_jobs(options: argparse.Namespace) -> bool:
 
 def _drawn(record, path: Path) -> Path:
     """Draw a run as a Gantt chart, as measured and as simulated; return its file."""
-    import io
-
     import matplotlib as mpl
 
     mpl.use("agg")  # a command opens no window
-    import matplotlib.pyplot as plt
-
     from lib.schedule.gantt import gantt
 
-    figure, content = gantt(record.side_by_side(), record.job_classes, record.facts["bound_s"]), io.BytesIO()
-    figure.savefig(content, format="svg", metadata={"Date": None})
-    plt.close(figure)
-    return files.replace(path, content.getvalue())
+    figure = gantt(record.side_by_side(), record.job_classes, record.facts["bound_s"])
+    figure.savefig(path, metadata={"Date": None})
+    return path
 
 
 def add(verbs) -> None:

@@ -36,8 +36,7 @@ class EarlierRuns:
     """Seconds of jobs that ended well here, by what ran and device type; the last nine count."""
 
     def __init__(self) -> None:
-        self._seconds: dict[tuple[str, str], deque[float]] = defaultdict(
-            lambda: deque(maxlen=_LAST))
+        self._seconds = defaultdict(lambda: deque(maxlen=_LAST))
 
     def add(self, what: str, device_type: str, seconds: float) -> None:
         """Take the seconds of a job."""
@@ -45,16 +44,15 @@ class EarlierRuns:
 
     def of(self, what: str) -> Source:
         """Return what the earlier runs of something say as a source."""
-        return lambda device_type: self._expected(what, device_type)
+        def expected(device_type: str) -> Expected | None:
+            seconds, sigma = self._seconds.get((what, device_type)), RUN_SIGMA
+            if not seconds:
+                return None
+            if len(seconds) >= _ENOUGH:
+                sigma = max(_LEAST_SIGMA, stdev(map(log, seconds)))
+            return Expected(median(seconds), f"the median of {len(seconds)} earlier runs", sigma)
 
-    def _expected(self, what: str, device_type: str) -> Expected | None:
-        seconds = self._seconds.get((what, device_type))
-        if not seconds:
-            return None
-        sigma = RUN_SIGMA
-        if len(seconds) >= _ENOUGH:
-            sigma = max(_LEAST_SIGMA, stdev(map(log, seconds)))
-        return Expected(median(seconds), f"the median of {len(seconds)} earlier runs", sigma)
+        return expected
 
 
 def expected_s(device_type: str, sources: Iterable[Source], guess_s: float = GUESS_S) -> Expected:
@@ -69,40 +67,35 @@ def expected_s(device_type: str, sources: Iterable[Source], guess_s: float = GUE
     return Expected(guess_s, "a guess: nothing like it ran here before", GUESS_SIGMA)
 
 
-# ---------------------------------------------------------------------- notebooks
-
-
 def budget(path: str | Path, parameters: Mapping[str, Any]) -> Expected | None:
     """Return how long a notebook takes by its budget; None if it has none, or replays.
 
     Raises InputError for wrong parameters.
     """
-    model = notebooks.own_model(path)
-    budget_s = 0.0
-    if model and parameters.get("source") != "replay":
-        budget_s = getattr(notebooks.given(path, parameters, str(path)), "budget_s", 0.0)
+    if not notebooks.own_model(path) or parameters.get("source") == "replay":
+        return None
+    budget_s = getattr(notebooks.given(path, parameters, str(path)), "budget_s", 0.0)
     if not budget_s:
         return None
     return Expected(budget_s + BESIDE_S, f"its budget of {budget_s:g} s", BUDGET_SIGMA)
 
 
-def durations_file() -> Path:
-    """Return the file in which the seconds of notebooks are kept (table ``durations``)."""
-    return paths.DATA / "schedule" / "durations.csv"
+def _durations_file() -> Path:
+    return paths.DATA / "schedule/durations.csv"
 
 
 def earlier_notebooks() -> EarlierRuns:
-    """Return the earlier runs of notebooks by their path."""
+    """Return the earlier runs of notebooks (table ``durations``) by their path."""
     earlier = EarlierRuns()
-    if durations_file().is_file():
-        for row in store.read(durations_file(), "durations").itertuples():
+    if _durations_file().is_file():
+        for row in store.read(_durations_file(), "durations").itertuples():
             earlier.add(row.notebook, row.device_type, row.seconds)
     return earlier
 
 
 def keep_notebooks(rows: pd.DataFrame) -> None:
     """Keep the seconds of notebooks (table ``durations``) that are not kept yet."""
-    path = durations_file()
+    path = _durations_file()
     appender = store.Appender(path, "durations", resume=True, timeout_s=locks.PATIENCE_S)
     with closing(appender) as file:
         known = set(map(tuple, store.read(path, "durations")[["run", "job_id"]].to_numpy()))

@@ -5,8 +5,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -14,31 +14,14 @@ import pandas as pd
 from lib.errors import InputError
 from lib.schedule.loop import Arrived, Back, Cancelled, Ended, Event, Lost
 from lib.schedule.problem import Jobs, Problem
-from lib.schedule.run.processes import TaskEnd
+from lib.schedule.run.processes import ProcessWorkers, TaskEnd
 from lib.schedule.run.queue import CANCELLED, OPEN, TOGETHER, Queue, QueueAwayError, QueueJob
-from lib.schedule.run.slots import Slot, fits, fleet_of, needs
+from lib.schedule.run.ray import RayWorkers
+from lib.schedule.run.slots import fits, fleet_of, needs
 
 TRIES = 3
 _POLL_S, _AGAIN_S = 0.5, 2.0  # between looks at a live queue, and at a database that is away
-
-
-class Workers(Protocol):
-    """Run tasks on slots: processes here, or actors of a cluster, whose slots may grow."""
-
-    slots: Sequence[Slot]
-
-    def start(self, attempt: int, task: str, arguments: dict[str, Any],
-              devices: tuple[int, ...]) -> None:
-        """Run a task; its TaskEnd comes from ``poll``."""
-
-    def stop(self, attempt: int) -> None:
-        """Stop an attempt; return when it has ended."""
-
-    def poll(self, timeout_s: float) -> Sequence[TaskEnd | Lost | Back]:
-        """Wait until something happens, at most ``timeout_s``."""
-
-    def close(self) -> None:
-        """End all workers."""
+Workers = ProcessWorkers | RayWorkers
 
 
 class TimeLimit(NamedTuple):
@@ -63,7 +46,7 @@ class _Attempt(NamedTuple):
     limit_s: float
 
 
-def _nothing(*_: Any) -> Any:
+def _nothing(*_: Any) -> str:
     return ""
 
 
@@ -87,21 +70,18 @@ class QueueBackend:
     explain: Callable[[QueueJob, str], str] = _nothing
     reserved: Callable[[], set[str]] = set
     on_end: Callable[[QueueJob, str, str, float, str], Any] = _nothing
-    jobs: list[QueueJob] = field(default_factory=list)  # by their number in the problem
 
     def __post_init__(self):
+        self._jobs: list[QueueJob] = []  # by their number in the problem
         self._seconds: list[list[float]] = []  # expected, by job and device type
         self._open: dict[int, int] = {}  # number in the queue -> in the problem
         self._arrivals: list[tuple[float, int]] = []  # a heap
         self._running: dict[int, _Attempt] = {}
         self._failures: Counter[int] = Counter()
-        self._refused: list[int] = []  # jobs that were cancelled as they should start
         self._taken: set[int] = set()  # devices that are reserved
         self._problem: Problem | None = None
-        self._next_look_s, self._closed, self._slot_count = 0.0, False, len(self.workers.slots)
-        self._add(self._insist(self.queue.jobs, QueueJob.status.in_(OPEN)))
-
-    # ------------------------------------------------------------------ what the loop calls
+        self._closed, self._slot_count = False, len(self.workers.slots)
+        self._changes()
 
     @property
     def now_s(self) -> float:
@@ -119,40 +99,42 @@ class QueueBackend:
         if self._problem is None:
             seconds = np.array(self._seconds)
             fleet = fleet_of(self.workers.slots)
-            self._problem = Problem(_as_jobs(self.jobs), fleet, seconds, seconds)
+            self._problem = Problem(_as_jobs(self._jobs), fleet, seconds, seconds)
         return self._problem
 
+    def priorities(self) -> np.ndarray:
+        """Return the priority of each job of the problem."""
+        return np.array([row.priority for row in self._jobs], float)
+
+    def close(self) -> None:
+        """Let ``events`` raise QueueClosedError soon; callable from any thread."""
+        self._closed = True
+
     def start(self, attempt: int, job: int, devices: tuple[int, ...]) -> None:
-        """Start an attempt, unless the job was cancelled a moment ago: then an event says so."""
-        row, slots = self.jobs[job], [self.workers.slots[device] for device in devices]
+        """Start an attempt, unless the job was cancelled a moment ago, as the next look will see."""
+        row, slots = self._jobs[job], [self.workers.slots[device] for device in devices]
         device_type, now_s = slots[0].device_type, self.now_s
         expected_s = self._seconds[job][self.problem.fleet.types.index(device_type)]
-        names = TOGETHER.join(slot.name for slot in slots)
-        number = self._insist(self.queue.start, row.number, names, now_s, expected_s,
-                              self.explain(row, device_type))
+        number = self._insist(
+            self.queue.start, row.number, TOGETHER.join(slot.name for slot in slots), now_s,
+            expected_s, self.explain(row, device_type))
         if number:
             limit_s = max(self.time_limit.least_s, self.time_limit.factor * expected_s)
             self._running[attempt] = _Attempt(job, number, devices, now_s, limit_s)
             self.workers.start(attempt, row.task, row.arguments, devices)
-        else:
-            self._refused.append(job)
 
     def stop(self, attempt: int) -> None:
         """Stop an attempt that is moved or cancelled, and note that."""
         if running := self._running.pop(attempt, None):
             self.workers.stop(attempt)
-            self._note_end(running, CANCELLED if self.jobs[running.job].cancel else "moved")
+            self._note_end(running, CANCELLED if self._jobs[running.job].cancel else "moved")
 
     def events(self, until_s: float) -> list[Event] | None:
         """Wait until something happens, or until ``until_s``; None when all jobs have ended."""
-        while True:
-            if self._closed:
-                raise QueueClosedError
-            events: list[Event] = [Cancelled(self._drop(job)) for job in self._refused]
-            self._refused.clear()
+        while not self._closed:
+            events = self._overdue()
             if self.live and self.now_s >= self._next_look_s:
                 events += self._changes()
-            events += self._overdue()
             while self._arrivals and self._arrivals[0][0] <= self.now_s:
                 events.append(Arrived(heapq.heappop(self._arrivals)[1]))
             if not (events or self.live or self._running or self._arrivals or until_s < np.inf):
@@ -162,36 +144,21 @@ class QueueBackend:
             events += self._reservations()
             if events or self.now_s >= until_s:
                 return events
-
-    # ------------------------------------------------------------------ what others call
-
-    def close(self) -> None:
-        """Let ``events`` raise QueueClosedError soon; callable from any thread."""
-        self._closed = True
-
-    def priorities(self) -> np.ndarray:
-        """Return the priority of each job of the problem."""
-        return np.array([row.priority for row in self.jobs], float)
-
-    # ------------------------------------------------------------------ what happens
+        raise QueueClosedError
 
     def _patience_s(self, until_s: float) -> float:
-        """Return how long to wait for the workers."""
         limits = [attempt.begin_s + attempt.limit_s for attempt in self._running.values()]
         arrivals = [self._arrivals[0][0]] if self._arrivals else []
         next_s = min(until_s, *limits, *arrivals, self.now_s + (_POLL_S if self.live else 60.0))
         return max(0.0, next_s - self.now_s)
 
     def _heard(self, event: TaskEnd | Lost | Back) -> list[Event]:
-        """Note what the workers say; return it as events of the loop."""
         if isinstance(event, TaskEnd):
             attempt = self._running.pop(event.attempt, None)
             return [Ended(event.attempt, self._end(attempt, event))] if attempt else []
         if len(self.workers.slots) > self._slot_count:  # a node has joined
             self._slot_count, self._problem = len(self.workers.slots), None
-            for job, row in enumerate(self.jobs):
-                seconds, known = self._seconds[job], self._expect(row)
-                seconds.extend(known[len(seconds):])
+            self._seconds = [self._expect(row) for row in self._jobs]
         return [event]
 
     def _end(self, attempt: _Attempt, end: TaskEnd) -> str:
@@ -208,8 +175,8 @@ class QueueBackend:
         return status
 
     def _note_end(self, attempt: _Attempt, status: str, reason: str = "",
-                  result: Any = None) -> None:
-        row, now_s = self.jobs[attempt.job], self.now_s
+                  result: dict[str, Any] | None = None) -> None:
+        row, now_s = self._jobs[attempt.job], self.now_s
         self._insist(self.queue.end, row.number, attempt.number, now_s, status, reason, result)
         if status not in ("retried", "moved", "lost"):
             self._open.pop(row.number, None)
@@ -232,23 +199,45 @@ class QueueBackend:
         """Look at the queue: jobs that are new, cancelled, or of another priority."""
         self._next_look_s, events = self.now_s + _POLL_S, []
         seen = self._insist(self.queue.open_jobs)
-        if new := [number for number in seen if number not in self._open]:
+        if new := seen.keys() - self._open:
             conditions = QueueJob.number.in_(new), QueueJob.status.in_(OPEN)
-            self._add(self._insist(self.queue.jobs, *conditions))
+            for row in self._insist(self.queue.jobs, *conditions):
+                self._add(row)
         for number, job in list(self._open.items()):
-            is_cancelled, priority = seen.get(number, (True, self.jobs[job].priority))
-            self.jobs[job].priority = priority
-            if is_cancelled:
-                events.append(Cancelled(self._drop(job)))
+            row = self._jobs[job]
+            row.cancel, row.priority = seen.get(number, (True, row.priority))
+            if row.cancel:
+                del self._open[number]
+                self._arrivals = [arrival for arrival in self._arrivals if arrival[1] != job]
+                heapq.heapify(self._arrivals)
+                events.append(Cancelled(job))
         return events
 
-    def _drop(self, job: int) -> int:
-        """Forget a job that is cancelled."""
-        self.jobs[job].cancel = True
-        self._open.pop(self.jobs[job].number, None)
-        self._arrivals = [arrival for arrival in self._arrivals if arrival[1] != job]
-        heapq.heapify(self._arrivals)
-        return job
+    def _add(self, row: QueueJob) -> None:
+        """Take a job of the queue; one that no slot can run, or that cannot be expected, fails."""
+        status, reason, seconds = CANCELLED if row.cancel else "", "", []
+        try:
+            seconds = self._expect(row)
+            if not np.isfinite(seconds).any():
+                raise InputError(f"no slot can run it; it needs {needs(_as_jobs([row]), 0)}")
+        except InputError as error:
+            status, reason = "failed", str(error)
+        if status:
+            self._insist(self.queue.end, row.number, 0, self.now_s, status, reason)
+            return
+        self._open[row.number] = len(self._jobs)
+        heapq.heappush(self._arrivals, (row.arrival_s, len(self._jobs)))
+        self._jobs.append(row)
+        self._seconds.append(seconds)
+        self._problem = None
+
+    def _expect(self, row: QueueJob) -> list[float]:
+        fleet = fleet_of(self.workers.slots)
+        seconds = []
+        for name, able in zip(fleet.types, fits(_as_jobs([row]), fleet)[0], strict=True):
+            allowed = row.device_types is None or name in row.device_types
+            seconds.append(float(self.expected_s(row, name)) if able and allowed else np.inf)
+        return seconds
 
     def _reservations(self) -> list[Event]:
         """Take idle slots away that are reserved, and give back those that no longer are."""
@@ -258,34 +247,6 @@ class QueueBackend:
         lost, back = wanted - self._taken - busy, self._taken - wanted
         self._taken = (self._taken | lost) - back
         return [*map(Lost, sorted(lost)), *map(Back, sorted(back))]
-
-    def _add(self, rows: Sequence[QueueJob]) -> None:
-        """Take jobs of the queue; one that no slot can run, or that cannot be expected, fails."""
-        for row in rows:
-            status, reason, seconds = CANCELLED if row.cancel else "", "", []
-            try:
-                seconds = self._expect(row)
-                if not np.isfinite(seconds).any():
-                    raise InputError(f"no slot can run it; it needs {needs(_as_jobs([row]), 0)}")
-            except InputError as error:
-                status, reason = "failed", str(error)
-            if status:
-                self._insist(self.queue.end, row.number, 0, self.now_s, status, reason)
-                continue
-            self._open[row.number] = len(self.jobs)
-            heapq.heappush(self._arrivals, (row.arrival_s, len(self.jobs)))
-            self.jobs.append(row)
-            self._seconds.append(seconds)
-            self._problem = None
-
-    def _expect(self, row: QueueJob) -> list[float]:
-        """Return the expected seconds of a job on each device type, inf where it cannot run."""
-        fleet = fleet_of(self.workers.slots)
-        seconds = []
-        for name, able in zip(fleet.types, fits(_as_jobs([row]), fleet)[0], strict=True):
-            allowed = row.device_types is None or name in row.device_types
-            seconds.append(float(self.expected_s(row, name)) if able and allowed else np.inf)
-        return seconds
 
     def _insist(self, change: Callable[..., Any], *arguments: Any) -> Any:
         """Call a method of the queue; of a live one again and again, while its database is away."""

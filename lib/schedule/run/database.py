@@ -1,14 +1,14 @@
 """Databases, SQLite or PostgreSQL: how they are opened, and the one process that leads a queue."""
 
 import os
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 import sqlalchemy as sa
 from sqlalchemy import event, exc
-from sqlalchemy.engine import make_url
 from sqlalchemy.orm import DeclarativeBase
 
 from lib import files, locks
@@ -31,15 +31,15 @@ def open_engine(url: str | Path, wait_s: float = 5.0) -> sa.Engine:
     if isinstance(url, Path):
         return _open_sqlite(url, wait_s)
     try:
-        parsed = make_url(url)
+        parsed = sa.make_url(url)
     except exc.ArgumentError:
         raise InputError("this is no URL of a database, such as "
                          "postgresql+psycopg://user@host/name") from None
-    if parsed.get_backend_name() == "sqlite":
+    kind = parsed.get_backend_name()
+    if kind == "sqlite":
         return _open_sqlite(Path(parsed.database or ""), wait_s)
-    if parsed.get_backend_name() != "postgresql":
-        raise InputError(f"the URL of the database is of {parsed.get_backend_name()}; it takes "
-                         "sqlite or postgresql")
+    if kind != "postgresql":
+        raise InputError(f"the URL of the database is of {kind}; it takes sqlite or postgresql")
     arguments = {"connect_timeout": max(2, int(wait_s)),
                  "options": f"-c lock_timeout={1000 * wait_s:.0f}"}
     return sa.create_engine(parsed.set(drivername="postgresql+psycopg"), pool_pre_ping=True,
@@ -55,21 +55,20 @@ def _open_sqlite(path: Path, wait_s: float) -> sa.Engine:
     with files.writing(path):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, files.PRIVATE))
         path.chmod(files.PRIVATE)
-    uri = sa.URL.create("sqlite", database=f"file:{quote(str(path))}",
-                        query={"mode": "rw", "uri": "true"})
-    engine = sa.create_engine(uri, pool_size=10, pool_timeout=wait_s,
-                              connect_args={"timeout": wait_s, "check_same_thread": False})
 
-    @event.listens_for(engine, "connect")
-    def _prepare(connection, record):
-        connection.isolation_level = None  # transactions begin below
+    def connect() -> sqlite3.Connection:
+        connection = sqlite3.connect(f"file:{quote(str(path))}?mode=rw", wait_s, uri=True,
+                                     isolation_level=None, check_same_thread=False)
         for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
             connection.execute(f"PRAGMA {pragma}")
-        record.info["inode"] = path.stat().st_ino
+        return connection
+
+    engine = sa.create_engine(sa.URL.create("sqlite", database=str(path)), creator=connect,
+                              pool_size=10, pool_timeout=wait_s)
 
     @event.listens_for(engine, "checkout")
-    def _check_file(_connection, record, _proxy):
-        if not path.exists() or record.info["inode"] != path.stat().st_ino:
+    def _check_file(*_):
+        if not path.exists():
             raise exc.DisconnectionError(f"{path} was removed")
 
     @event.listens_for(engine, "begin")
@@ -84,16 +83,14 @@ def _open_sqlite(path: Path, wait_s: float) -> sa.Engine:
 def leadership(engine: sa.Engine) -> Iterator[None]:
     """Be the only process that leads the queue of a database; InputError where another one does."""
     if engine.dialect.name == "sqlite":
-        with locks.writer(Path(unquote(engine.url.database.removeprefix("file:")))):
+        with locks.writer(Path(engine.url.database)):
             yield
         return
-    connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-    try:
-        if not connection.scalar(sa.select(sa.func.pg_try_advisory_lock(_LEADER))):
-            where = engine.url.render_as_string(hide_password=True)
-            raise InputError(f"another process leads the queue of {where}; end it, or name another "
-                             "database")
-        yield
-    finally:
-        connection.invalidate()  # its lock ends with it
-        connection.close()
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        try:
+            if not connection.scalar(sa.select(sa.func.pg_try_advisory_lock(_LEADER))):
+                raise InputError(f"another process leads the queue of {engine.url}; end it, or "
+                                 "name another database")
+            yield
+        finally:
+            connection.invalidate()  # its lock ends with it

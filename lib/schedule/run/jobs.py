@@ -4,7 +4,6 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +71,6 @@ def prepare(rows: list[QueueJob], jobs: Jobs, out: Path, policy: str, objective:
 
 def _expect(row: QueueJob, device_type: str, probes: Probes,
             earlier: expected.EarlierRuns) -> expected.Expected:
-    """Expect the seconds of a job on a device type."""
     arguments = row.arguments
     if row.task == NOTEBOOK:
         budget = expected.budget(arguments["path"], arguments["parameters"])
@@ -119,22 +117,27 @@ def execute(prepared: PreparedJobs, out: Path,
         kind = [name for name in types if name.partition("@")[0] == device_type.partition("@")[0]]
         return seconds.loc[row.job_id, device_type if device_type in types else kind].min()
 
+    def show(row: QueueJob, device_type: str, status: str, spent_s: float, reason: str) -> None:
+        if status in ("done", "failed"):
+            next(bar, None)
+        else:
+            say(f"{row.job_id} on {device_type} was {status} after {spent_s:,.1f} s: {reason}")
+
     engine = open_engine(out / QUEUE)
     with leadership(engine), closing(Queue(engine)) as queue:
         known = queue.jobs()
         if not known:
             queue.submit(prepared.rows)
-        elif [_call(row) for row in known] != [_call(row) for row in prepared.rows]:
+        elif list(map(_call, known)) != list(map(_call, prepared.rows)):
             raise InputError(f"{out / QUEUE} is the queue of other jobs; name another folder with "
                              "--out")
         queue.recover(is_no_space)
         ended, earlier = len(queue.ends()), queue.attempts()[["start_s", "end_s"]]
         begin_s = time.monotonic() - (earlier.max().max() if len(earlier) else 0.0)
         bar = iter(track(range(len(jobs) - ended), "jobs"))
-        backend = QueueBackend(
+        Loop(prepared.policy, QueueBackend(
             queue, prepared.workers, expected_s, lambda: time.monotonic() - begin_s,
-            time_limit=time_limit, on_end=partial(_show, bar))
-        Loop(prepared.policy, backend).run()
+            time_limit=time_limit, on_end=show)).run()
         attempts, notes = queue.attempts(), []
         if 0 < ended < len(jobs):
             notes.append(f"resumed: {ended} of {len(jobs)} jobs had ended in an earlier call")
@@ -148,15 +151,6 @@ def _call(row: QueueJob) -> tuple[Any, ...]:
     return row.job_id, row.task, row.arguments, row.devices
 
 
-def _show(bar: Any, row: QueueJob, device_type: str, status: str, seconds: float,
-          reason: str) -> None:
-    """Count a job that has ended; say why another is tried again."""
-    if status in ("done", "failed"):
-        next(bar, None)
-    else:
-        say(f"{row.job_id} on {device_type} was {status} after {seconds:,.1f} s: {reason}")
-
-
 def _in_time(simulated: Outcome) -> dict[str, float]:
     """Say how likely each job keeps its deadline, and return it.
 
@@ -165,7 +159,7 @@ def _in_time(simulated: Outcome) -> dict[str, float]:
     jobs = simulated.problem.jobs
     if not np.isfinite(jobs.deadline_s).any():
         return {}
-    sigma, common = record.spread()
+    sigma, common = record.pooled(record.errors_by_run(record.committed()).values())
     sigmas = np.full(simulated.problem.predicted_s.shape, sigma)
     in_time = risk.assess(simulated, sigmas, common=common).in_time
     chances = {job: float(chance) for job, chance in zip(jobs.ids, in_time, strict=True)
@@ -175,7 +169,6 @@ def _in_time(simulated: Outcome) -> dict[str, float]:
 
 
 def _keep_durations(prepared: PreparedJobs, attempts: pd.DataFrame, out: Path) -> None:
-    """Keep the durations of the notebooks that are done."""
     notebooks = {row.job_id: row.job_class for row in prepared.rows if row.task == NOTEBOOK}
     types = {slot.name: slot.device_type for slot in prepared.workers.slots}
     done = attempts[(attempts["status"] == "done") & attempts["job_id"].isin(notebooks)]
@@ -184,9 +177,6 @@ def _keep_durations(prepared: PreparedJobs, attempts: pd.DataFrame, out: Path) -
             "run": str(out.resolve()), "job_id": done["job_id"],
             "notebook": done["job_id"].map(notebooks), "device_type": done["device"].map(types),
             "seconds": done["end_s"] - done["start_s"]}))
-
-
-# ---------------------------------------------------------------------- a trial
 
 
 def run_trial(jobs: str, workloads: Sequence[str], count: int,
@@ -198,9 +188,9 @@ def run_trial(jobs: str, workloads: Sequence[str], count: int,
     folder = paths.DATA / record.FOLDER
     out = folder / store.fresh_name("trial", lambda name: (folder / name).exists())
     names = [workload(name).id for name in workloads]
-    given = jobs_file.read(Path(jobs), out) if jobs else None
     with closing(ProcessWorkers(slots_here())) as workers:
-        rows, table = given or jobs_file.read(_write_trial(names, count, job_s, workers, out), out)
+        path = Path(jobs) if jobs else _write_trial(names, count, job_s, workers, out)
+        rows, table = jobs_file.read(path, out)
         return run(prepare(rows, table, out, "hybrid", "makespan", workers), out), out
 
 

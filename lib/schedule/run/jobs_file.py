@@ -31,37 +31,35 @@ def read(path: Path, out: Path) -> tuple[list[QueueJob], Jobs]:
         if bool(row.workload_id) == bool(row.notebook):
             raise InputError(f"{path}: job {row.job_id!r} must have a workload_id or a notebook, "
                              "one of them")
+        called = _notebook_call if row.notebook else _workload_call
+        name, task, arguments = called(row, path, out.resolve())
         if row.notebook:
-            name, arguments = _notebook_call(row, path, out.resolve() / "notebooks")
             table.loc[row.Index, "notebook"] = name
-        else:
-            name, arguments = _workload_call(row, path, out.resolve() / "weights")
         rows.append(QueueJob(
-            job_id=row.job_id, task=NOTEBOOK if row.notebook else WORKLOAD, arguments=arguments,
-            job_class=name, devices=row.devices, memory_mb=row.memory_mb, cpu_cores=row.cpu_cores,
-            arrival_s=row.arrival_s,
+            job_id=row.job_id, task=task, arguments=arguments, job_class=name, devices=row.devices,
+            memory_mb=row.memory_mb, cpu_cores=row.cpu_cores, arrival_s=row.arrival_s,
             deadline_s=row.deadline_s if row.deadline_s < np.inf else None))
     return rows, problem_files.jobs_of(table)
 
 
-def _workload_call(row: Any, path: Path, folder: Path) -> tuple[str, dict[str, Any]]:
+def _workload_call(row: Any, path: Path, out: Path) -> tuple[str, str, dict[str, Any]]:
     if row.parameters:
         raise InputError(f"{path}: job {row.job_id!r} has parameters; only a notebook takes them")
     if pd.isna(row.steps):
         raise InputError(f"{path}: steps of {row.job_id!r} is empty: a workload needs a whole "
                          "number, 1 or more")
-    name, out = workload(row.workload_id).id, folder / files.safe_name(row.job_id)
-    return name, {"workload": name, "steps": int(row.steps), "folder": str(out)}
+    name, folder = workload(row.workload_id).id, out / "weights" / files.safe_name(row.job_id)
+    return name, WORKLOAD, {"workload": name, "steps": int(row.steps), "folder": str(folder)}
 
 
-def _notebook_call(row: Any, path: Path, folder: Path) -> tuple[str, dict[str, Any]]:
+def _notebook_call(row: Any, path: Path, out: Path) -> tuple[str, str, dict[str, Any]]:
     if row.devices > 1:
         raise InputError(f"{path}: job {row.job_id!r} is to run on several devices: a notebook "
                          "runs on one")
     name = _find_notebook(row.notebook, path, row.job_id)
     parameters = parsed(name, row.parameters, f"{path}: parameters of {row.job_id!r}")
-    out = folder / f"{files.safe_name(row.job_id)}.ipynb"
-    return name, {"path": name, "parameters": parameters, "out": str(out)}
+    executed = out / "notebooks" / f"{files.safe_name(row.job_id)}.ipynb"
+    return name, NOTEBOOK, {"path": name, "parameters": parameters, "out": str(executed)}
 
 
 def _find_notebook(text: str, path: Path, job_id: str) -> str:
@@ -70,16 +68,10 @@ def _find_notebook(text: str, path: Path, job_id: str) -> str:
     A path in the repository is relative to it. Raises InputError for one that lies in neither.
     """
     for folder in (path.parent.resolve(), paths.ROOT):
-        try:
-            notebook = (folder / text).resolve()
-            is_inside = notebook.suffix == ".ipynb" and notebook.is_relative_to(folder)
-            is_there = is_inside and notebook.is_file()
-        except (OSError, RuntimeError):  # a name that no file can have, a circle of links
-            continue
-        if is_there and notebook.is_relative_to(paths.ROOT):
-            return str(notebook.relative_to(paths.ROOT))
-        if is_there:
-            return str(notebook)
+        notebook = (folder / text).resolve()
+        if notebook.suffix == ".ipynb" and notebook.is_relative_to(folder) and notebook.is_file():
+            inside = notebook.is_relative_to(paths.ROOT)
+            return str(notebook.relative_to(paths.ROOT) if inside else notebook)
     raise InputError(f"{path}: the notebook of job {job_id!r}, {text!r}, is no .ipynb file in "
                      f"{path.parent.resolve()} or {paths.ROOT}, where it is looked for")
 
@@ -94,7 +86,7 @@ def folder_of(path: Path, out: Path | None = None) -> Path:
         raise InputError(f"{out}: there is no folder {out.absolute().parent}; make it first, or "
                          "name another")
     with files.writing(folder):
-        names = sorted(entry.name for entry in folder.iterdir()) if os.path.lexists(folder) else []
+        names = sorted(os.listdir(folder)) if os.path.lexists(folder) else []
         has_queue = QUEUE in names and (folder / QUEUE).stat().st_size > 0
     foreign = [name for name in names if name not in (PROBES, "jobs.csv") and QUEUE not in name]
     if foreign and not has_queue:

@@ -3,6 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Iterable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +26,24 @@ def probe(workloads: Iterable[tuple[str, int]], workers: Workers, path: Path) ->
     All slots of a type are at work meanwhile, as they will be in the run. ``path`` keeps the times;
     what failed is tried again by the next call.
     """
-    probes = store.read_json(path) if path.exists() else {}
-    types = dict.fromkeys(slot.device_type for slot in workers.slots)
-    wanted = dict.fromkeys(workloads)
-    for device_type in types:
+    probes, wanted = store.read_json(path) if path.exists() else {}, dict.fromkeys(workloads)
+    for device_type in dict.fromkeys(slot.device_type for slot in workers.slots):
         slots = [number for number, slot in enumerate(workers.slots)
                  if slot.device_type == device_type]
         for devices in sorted({devices for _, devices in wanted}):
-            names = [name for name, count in wanted if count == devices
-                     and not isinstance(probes.get(f"{name}/{devices}/{device_type}"), dict)]
             places = [tuple(slots[first:first + devices])
                       for first in range(0, len(slots) - devices + 1, devices)]
-            for first in range(0, len(names) if places else 0, len(places)):
-                ends = _run_at_once(names[first:first + len(places)], places, workers)
-                for name, found in ends.items():
-                    probes[f"{name}/{devices}/{device_type}"] = _times(name, device_type, found)
+            names = [name for name, count in wanted if count == devices
+                     and not isinstance(probes.get(f"{name}/{devices}/{device_type}"), dict)]
+            while places and names:
+                for name, ends in _run_at_once(names[:len(places)], places, workers).items():
+                    done = [end.result for end in ends if end.status == "done"]
+                    key = f"{name}/{devices}/{device_type}"
+                    probes[key] = f"{name} could not be probed on {device_type}: {ends[0].reason}"
+                    if done:
+                        probes[key] = {part: float(np.mean([times[part] for times in done]))
+                                       for part in ("step_s", "setup_s")}
+                names = names[len(places):]
     store.write_json(probes, path)
     return probes
 
@@ -48,9 +52,9 @@ def _run_at_once(names: list[str], places: list[tuple[int, ...]],
                  workers: Workers) -> dict[str, list[TaskEnd]]:
     """Run probes on all places at once, workloads in turn; return how they ended."""
     running, ends = {}, defaultdict(list)
-    for number, place in enumerate(places):
-        name = running[number + 1] = names[number % len(names)]
-        workers.start(number + 1, PROBE, {"workload": name, "seconds": _PROBE_S}, place)
+    for number, (place, name) in enumerate(zip(places, cycle(names), strict=False), start=1):
+        running[number] = name
+        workers.start(number, PROBE, {"workload": name, "seconds": _PROBE_S}, place)
     until = time.monotonic() + _LIMIT_S
     while running and time.monotonic() < until:
         for event in workers.poll(until - time.monotonic()):
@@ -60,10 +64,3 @@ def _run_at_once(names: list[str], places: list[tuple[int, ...]],
         workers.stop(number)
         ends[name].append(TaskEnd(number, "failed", reason=f"it did not end within {_LIMIT_S:g} s"))
     return ends
-
-
-def _times(name: str, device_type: str, ends: list[TaskEnd]) -> dict[str, float] | str:
-    done = [end.result for end in ends if end.status == "done"]
-    if not done:
-        return f"{name} could not be probed on {device_type}: {ends[0].reason}"
-    return {key: float(np.mean([times[key] for times in done])) for key in ("step_s", "setup_s")}

@@ -42,9 +42,6 @@ class TaskEnd(NamedTuple):
     again: bool = True
 
 
-# ---------------------------------------------------------------------- in the worker
-
-
 def task_function(text: str) -> Callable[..., Any]:
     """Return the function that ``module:function`` names; InputError says what is wrong with it."""
     try:
@@ -83,31 +80,32 @@ def call(task: str, arguments: dict[str, Any], devices: list[str], threads: int)
     except BaseException as error:  # an error of a task ends the task, not the worker
         reason = "out of memory" if is_out_of_memory(error) else one_line(error)
         end = TaskEnd(0, "failed", reason=reason)
-    _free_memory()
-    sys.stdout.flush()
-    return end
-
-
-def _free_memory() -> None:
-    """Free the GPU memory of a task that ended or failed."""
     torch = sys.modules.get("torch")
     if torch and torch.cuda.is_initialized():
         gc.collect()
         torch.cuda.empty_cache()
+    sys.stdout.flush()
+    return end
+
+
+def call_on(slots: Sequence[Slot], task: str, arguments: dict[str, Any]) -> TaskEnd:
+    """Call a task in this process, the worker of the first of some slots, on all of them."""
+    cards = [slot.card for slot in slots if slot.card]
+    if cards:
+        os.environ[locks.MASK] = ",".join(cards)
+    worker.pin(sum((slot.cores for slot in slots), ()))
+    devices = [f"cuda:{number}" if slot.card else "cpu" for number, slot in enumerate(slots)]
+    return call(task, arguments, devices, slots[0].threads)
 
 
 @contextmanager
-def _serve(devices: list[str], cores: tuple[int, ...], threads: int,
+def _serve(cores: tuple[int, ...],
            warm_up: str) -> Iterator[tuple[int, Callable[[Any], TaskEnd]]]:
-    """Serve calls in a worker process that is pinned to cores."""
-    worker.pin(cores)
+    worker.pin(cores)  # before libraries start threads
     signal.signal(signal.SIGTERM, _interrupt)
     if warm_up:
         task_function(warm_up)()
-    yield os.getpid(), lambda request: call(*request, devices, threads)
-
-
-# ---------------------------------------------------------------------- in this process
+    yield os.getpid(), lambda request: call_on(*request)
 
 
 @dataclass(eq=False)
@@ -120,54 +118,43 @@ class _Process:
 
 
 class ProcessWorkers:
-    """One worker process per slot; a job on several slots has a process of its own meanwhile."""
+    """One worker process per slot; a job on several slots runs in that of the first."""
 
     def __init__(self, slots: Sequence[Slot], warm_up: str = WARM_UP):
         """Start the workers, and wait until all are ready, but at most 15 s."""
         self.slots, self._warm_up = tuple(slots), warm_up
-        self._processes: dict[tuple[int, ...], _Process] = {}  # by the numbers of their slots
         self._ends: list[TaskEnd] = []  # not yet told
         self._failed_starts = 0  # in a row
-        for device in range(len(slots)):
-            self._start_process((device,))
+        self._processes = [self._process(slot) for slot in slots]
         until = time.monotonic() + READY_S
-        while any(not process.pid for process in self._processes.values()):
-            if time.monotonic() > until:
-                break
-            self._listen(max(0.0, until - time.monotonic()))
+        while not all(process.pid for process in self._processes) and time.monotonic() < until:
+            self._listen(until - time.monotonic())
 
-    def _start_process(self, devices: tuple[int, ...]) -> _Process:
-        slots = [self.slots[device] for device in devices]
-        card = ",".join(slot.card for slot in slots if slot.card)
-        names = [f"cuda:{number}" if card else "cpu" for number in range(len(slots))]
-        cores, threads = sum((slot.cores for slot in slots), ()), slots[0].threads
-        variables = {**dict.fromkeys(THREADS, str(threads)), locks.MASK: card,
-                     worker.GPUS: slots[0].gpus}
-        service = worker.Service(
-            _serve, names, cores, threads, self._warm_up if len(slots) == 1 else "",
-            name=f"slot {slots[0].name}",
-            environment={name: value for name, value in variables.items() if value})
-        self._processes[devices] = _Process(service)
-        return self._processes[devices]
+    def _process(self, slot: Slot) -> _Process:
+        variables = {**dict.fromkeys(THREADS, str(slot.threads)), locks.MASK: slot.card,
+                     worker.GPUS: slot.gpus}
+        return _Process(worker.Service(
+            _serve, slot.cores, self._warm_up, name=f"slot {slot.name}",
+            environment={name: value for name, value in variables.items() if value}))
 
     def start(self, attempt: int, task: str, arguments: dict[str, Any],
               devices: tuple[int, ...]) -> None:
         """Run a task on slots; its TaskEnd comes from ``poll``."""
-        process = self._processes.get(devices) or self._start_process(devices)
+        process = self._processes[devices[0]]
         process.attempt = attempt
-        process.service.send((task, arguments))
+        process.service.send(([self.slots[device] for device in devices], task, arguments))
 
     def stop(self, attempt: int) -> None:
-        """Stop an attempt: by SIGTERM, or after 5 s by the end of its worker."""
-        for devices, process in list(self._processes.items()):
+        """Stop an attempt, and return when it has ended: by SIGTERM, or after 5 s with its worker."""
+        for number, process in enumerate(self._processes):
             if process.attempt == attempt:
                 process.attempt = 0
                 if process.pid:
                     os.kill(process.pid, signal.SIGTERM)  # its id until shut_down reaps it
                 if process.pid and process.service.pipe.poll(GRACE_S):
-                    self._hear(devices)
+                    self._hear(number)
                 else:
-                    self._replace(devices)
+                    self._replace(number)
 
     def poll(self, timeout_s: float) -> list[TaskEnd]:
         """Wait until an attempt ends, at most ``timeout_s``; InputError if no worker can start."""
@@ -178,15 +165,15 @@ class ProcessWorkers:
 
     def _listen(self, timeout_s: float) -> None:
         """Wait for the processes that are busy or starting, and hear what they say."""
-        pipes = {process.service.pipe: devices for devices, process in self._processes.items()
+        pipes = {process.service.pipe: number for number, process in enumerate(self._processes)
                  if process.attempt or not process.pid}
         if not pipes:
             time.sleep(timeout_s)
         for pipe in wait(pipes, timeout_s):
             self._hear(pipes[pipe])
 
-    def _hear(self, devices: tuple[int, ...]) -> None:
-        process = self._processes[devices]
+    def _hear(self, number: int) -> None:
+        process = self._processes[number]
         try:
             message = process.service.ready()
         except Exception as error:  # it died, or its warm-up raised something
@@ -197,7 +184,7 @@ class ProcessWorkers:
             if self._failed_starts >= _STARTS:
                 raise InputError(f"{_STARTS} workers in a row could not start, the last: "
                                  f"{one_line(error)}; the same call again resumes") from None
-            self._replace(devices)
+            self._replace(number)
             return
         if not process.pid:
             process.pid, self._failed_starts = message, 0
@@ -205,17 +192,13 @@ class ProcessWorkers:
         if process.attempt:
             self._ends.append(message._replace(attempt=process.attempt))
         process.attempt = 0
-        if len(devices) > 1:
-            self._processes.pop(devices).service.shut_down()
 
-    def _replace(self, devices: tuple[int, ...]) -> None:
+    def _replace(self, number: int) -> None:
         """End a worker process that died or did not stop, and start another one on its slot."""
-        self._processes.pop(devices).service.shut_down()
-        if len(devices) == 1:
-            self._start_process(devices)
+        self._processes[number].service.shut_down()
+        self._processes[number] = self._process(self.slots[number])
 
     def close(self) -> None:
         """End all workers at once."""
-        for process in self._processes.values():
+        for process in self._processes:
             process.service.shut_down()
-        self._processes.clear()

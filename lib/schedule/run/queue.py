@@ -77,13 +77,9 @@ class Queue:
 
     @contextmanager
     def _one_line(self) -> Iterator[None]:
-        where = self.engine.url.render_as_string(hide_password=True)
-        where = where.removeprefix("sqlite:///file:").partition("?")[0]
+        where = str(self.engine.url).removeprefix("sqlite:///")
         try:
             yield
-        except exc.IntegrityError as error:
-            raise InputError(f"{where}: a job of this name was submitted before "
-                             f"({one_line(error.orig)})") from None
         except AWAY as error:
             why = one_line(getattr(error, "orig", None) or error)
             raise QueueAwayError(f"{where} cannot be used ({why}); all that was written before is "
@@ -95,10 +91,9 @@ class Queue:
     @contextmanager
     def writing(self) -> Iterator[Session]:
         """Open a session that is committed at the end, or rolled back when the block raises."""
-        with self._one_line():
-            engine = self.engine.execution_options(writes=True)
-            with Session(engine, expire_on_commit=False) as session, session.begin():
-                yield session
+        engine = self.engine.execution_options(writes=True)
+        with self._one_line(), Session(engine, expire_on_commit=False) as session, session.begin():
+            yield session
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
@@ -109,8 +104,6 @@ class Queue:
     def close(self) -> None:
         """Close all connections."""
         self.engine.dispose()
-
-    # ------------------------------------------------------------------ for whoever has jobs
 
     def submit(self, jobs: Sequence[QueueJob]) -> None:
         """Add jobs to the queue; all of them or none."""
@@ -125,26 +118,17 @@ class Queue:
             runs = job.where(QueueJob.status == RUNNING).values(cancel=True)
             return session.execute(waits).rowcount == 1 or session.execute(runs).rowcount == 1
 
-    def reorder(self, job_id: str, priority: int) -> bool:
-        """Set the priority of a job that has not ended; False if it has."""
-        job = update(QueueJob).where(QueueJob.job_id == job_id, QueueJob.status.in_(OPEN))
-        with self.writing() as session:
-            return session.execute(job.values(priority=priority)).rowcount == 1
-
-    # ------------------------------------------------------------------ for the leader
-
     def recover(self, again: Callable[[str], bool] = lambda reason: False) -> None:
         """Queue again what a leader that is gone left running, and failures that may pass."""
         with self.writing() as session:
             lost = update(QueueAttempt).where(QueueAttempt.status == RUNNING)
             session.execute(lost.values(status="lost", end_s=QueueAttempt.start_s,
                                         reason="the run was killed"))
-            running = select(QueueJob.number).where(QueueJob.status == RUNNING)
-            numbers = list(session.scalars(running))
-            failed = select(QueueJob.number, QueueJob.reason).where(QueueJob.status == FAILED)
-            numbers += [number for number, reason in session.execute(failed) if again(reason)]
-            session.execute(update(QueueJob).where(QueueJob.number.in_(numbers)).values(
-                status=QUEUED, device="", reason="the run was killed", end_s=None))
+            rows = select(QueueJob).where(QueueJob.status.in_((RUNNING, FAILED)))
+            for row in session.scalars(rows):
+                if row.status == RUNNING or again(row.reason):
+                    row.status, row.device, row.end_s = QUEUED, "", None
+                    row.reason = "the run was killed"
 
     def jobs(self, *conditions: Any) -> list[QueueJob]:
         """Return the jobs for which conditions hold, in the order of submission."""
@@ -154,10 +138,9 @@ class Queue:
 
     def open_jobs(self) -> dict[int, tuple[bool, int]]:
         """Return of each job that has not ended whether it shall be cancelled, and its priority."""
+        columns = select(QueueJob.number, QueueJob.cancel, QueueJob.priority)
         with self.reading() as session:
-            columns = select(QueueJob.number, QueueJob.cancel, QueueJob.priority)
-            rows = session.execute(
-                columns.where(QueueJob.status.in_(OPEN)).order_by(QueueJob.number))
+            rows = session.execute(columns.where(QueueJob.status.in_(OPEN)))
             return {number: (cancel, priority) for number, cancel, priority in rows}
 
     def start(self, number: int, device: str, at_s: float, predicted_s: float | None = None,
@@ -175,32 +158,30 @@ class Queue:
             return attempt
 
     def end(self, number: int, attempt: int, at_s: float, status: str, reason: str = "",
-            result: dict[str, Any] | None = None) -> bool:
+            result: dict[str, Any] | None = None) -> None:
         """End an attempt, and the job unless it waits again (status retried, moved or lost).
 
-        Attempt 0 ends a waiting job. Returns False if the job was ended before.
+        Attempt 0 ends a waiting job. A job that was ended before stays as it is.
         """
-        state = RUNNING if attempt else QUEUED
-        job = update(QueueJob).where(QueueJob.number == number, QueueJob.status == state)
-        values = {"reason": reason, "status": QUEUED}
+        values = {"status": QUEUED, "reason": reason}
         if status in ENDS:
-            values |= {"status": status, "end_s": at_s, "result": result}
-        row = update(QueueAttempt).where(QueueAttempt.number == number,
-                                         QueueAttempt.attempt == attempt)
+            values = {"status": status, "reason": reason, "end_s": at_s, "result": result}
         with self.writing() as session:
-            session.execute(row.values(end_s=at_s, status=status, reason=reason))
-            return session.execute(job.values(**values)).rowcount == 1
-
-    # ------------------------------------------------------------------ for records
+            session.execute(update(QueueAttempt).where(
+                QueueAttempt.number == number, QueueAttempt.attempt == attempt,
+            ).values(end_s=at_s, status=status, reason=reason))
+            session.execute(update(QueueJob).where(
+                QueueJob.number == number, QueueJob.status == (RUNNING if attempt else QUEUED),
+            ).values(**values))
 
     def attempts(self) -> pd.DataFrame:
         """Return one row per attempt and device."""
-        names = ["device", "start_s", "end_s", "attempt", "status", "reason"]
-        columns = [QueueJob.job_id, *(getattr(QueueAttempt, name) for name in names)]
+        columns = (QueueJob.job_id, QueueAttempt.device, QueueAttempt.start_s, QueueAttempt.end_s,
+                   QueueAttempt.attempt, QueueAttempt.status, QueueAttempt.reason)
+        rows = select(*columns).join_from(QueueAttempt, QueueJob)
         with self.reading() as session:
-            rows = session.execute(select(*columns).join_from(QueueAttempt, QueueJob).order_by(
-                QueueAttempt.start_s, QueueAttempt.number)).all()
-        table = pd.DataFrame(rows, columns=["job_id", *names])
+            found = session.execute(rows.order_by(QueueAttempt.start_s, QueueAttempt.number)).all()
+        table = pd.DataFrame(found, columns=[column.key for column in columns])
         devices = table["device"].str.split(TOGETHER, regex=False)
         return table.assign(device=devices).explode("device", ignore_index=True)
 

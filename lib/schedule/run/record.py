@@ -10,7 +10,6 @@ import pandas as pd
 
 from lib import files, store
 from lib.config.base import Positive, Strict, load
-from lib.errors import InputError
 from lib.measure import archive
 from lib.schedule import trace
 from lib.tables import columns
@@ -42,8 +41,6 @@ class _Facts(Strict):
 
 
 class _Content(Strict):
-    """The content of ``ran.json``."""
-
     ends: list[_End]
     kinds: dict[str, str]
     facts: _Facts
@@ -56,9 +53,8 @@ _ENDS = list(_End.model_fields)
 class RunRecord:
     """A real run: ``schedule`` (every attempt) and ``simulated`` are tables ``schedule``.
 
-    ``ends`` has one row per job, ``job_classes`` the class of each job. ``facts``: policy, bound_s,
-    notes of what went wrong, machine, time of writing, and by job the probability ``in_time`` to
-    keep its deadline, as stated beforehand. ``earlier``: all jobs had ended before this call.
+    ``ends`` has one row per job; ``facts`` has by job the probability ``in_time`` to keep its
+    deadline, as stated beforehand. ``earlier``: all jobs had ended before this call.
     """
 
     schedule: pd.DataFrame
@@ -71,8 +67,6 @@ class RunRecord:
     @property
     def makespan_s(self) -> float:
         """Seconds from the first start to the last end."""
-        if not len(self.ends):
-            return np.nan
         return float(self.ends["end_s"].max() - self.schedule["start_s"].min())
 
     @property
@@ -120,14 +114,8 @@ def read(folder: Path) -> RunRecord:
     return RunRecord(schedule, simulated, table, content.kinds, dict(content.facts))
 
 
-# ---------------------------------------------------------------------- committed records
-
-
 def of_reference(reference: str = "") -> tuple[str, RunRecord]:
-    """Return a reference machine (empty: the first that has one) and its record.
-
-    Raises InputError that lists the machines.
-    """
+    """Return a machine (empty: the first that has one) and its record; InputError lists them."""
     name, path = archive.machine_with(PATTERN, "a record of a real run", reference)
     return name, read(path.parent)
 
@@ -139,10 +127,10 @@ def committed() -> Records:
             for path in sorted(folder.glob(PATTERN))}
 
 
-def of_references(records: Records | None = None) -> pd.DataFrame:
+def of_references(records: Records) -> pd.DataFrame:
     """Return one row per record: makespans in s, and how far measured is off simulated in %."""
     rows = []
-    for (machine, run), record in (committed() if records is None else records).items():
+    for (machine, run), record in records.items():
         several = (record.schedule.groupby(["job_id", "attempt"]).size() > 1).sum()
         rows.append({"machine": machine, "run": run, "jobs": len(record.ends),
                      "on several devices": int(several), "simulated s": record.simulated_s,
@@ -151,11 +139,11 @@ def of_references(records: Records | None = None) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def errors_by_run(records: Records | None = None) -> dict[tuple[str, str], np.ndarray]:
+def errors_by_run(records: Records) -> dict[tuple[str, str], np.ndarray]:
     """Return log actual over predicted times of jobs of a second or more, by record."""
     errors = {}
-    for name, record in (committed() if records is None else records).items():
-        jobs = record.jobs().dropna()
+    for name, record in records.items():
+        jobs = record.jobs()
         jobs = jobs[jobs["predicted_s"] >= _LEAST_S]
         if len(jobs):
             errors[name] = np.log(jobs["actual_s"] / jobs["predicted_s"]).to_numpy()
@@ -173,18 +161,6 @@ def pooled(errors: Iterable[np.ndarray]) -> tuple[float, float]:
     return total**0.5, min(1.0, common / total) if total else 0.0
 
 
-def spread() -> tuple[float, float]:
-    """Return ``pooled`` of the jobs of all committed records; InputError where there is none."""
-    errors = errors_by_run()
-    if not errors:
-        raise InputError("no record of a real run is committed, so nothing tells how far its times "
-                         "may be off")
-    return pooled(errors.values())
-
-
-# ---------------------------------------------------------------------- in words
-
-
 def text(record: RunRecord) -> str:
     """Return how the jobs ended, what ran where, and predicted beside actual times."""
     facts, lines = record.facts, []
@@ -198,20 +174,15 @@ def text(record: RunRecord) -> str:
                  f"{record.makespan_s:,.1f} s; simulated beforehand: {record.simulated_s:,.1f} s "
                  f"({record.makespan_s / record.simulated_s - 1:+.1%}); lower bound, if "
                  f"predictions hold: {facts['bound_s']:,.1f} s")
-    jobs = record.jobs().rename(columns={"job_id": "job", "predicted_s": "predicted s",
-                                         "actual_s": "took s"})
+    jobs = record.jobs()[["job_id", "device", "predicted_s", "actual_s"]]
     if len(jobs):
-        shown = jobs[["job", "device", "predicted s", "took s"]].head(_SHOWN)
-        lines += ["", shown.to_string(index=False, float_format="{:.2f}".format, na_rep="-")]
-        if len(jobs) > _SHOWN:
-            lines.append(f"  {len(jobs) - _SHOWN} more: schedule.csv has all")
-        lines.append("")
+        jobs.columns = ["job", "device", "predicted s", "took s"]
+        lines += ["", jobs.to_string(index=False, float_format="{:.2f}".format, na_rep="-",
+                                     max_rows=_SHOWN), ""]
     ended_s = record.ends[record.ends["status"] == "done"].set_index("job_id")["end_s"]
-    for job, share in facts.get("in_time", {}).items():
-        if job in ended_s:
-            lines.append(f"  {job}: expected to keep its deadline with {share:.0%}; it ended after "
-                         f"{ended_s[job]:,.1f} s")
+    lines += [f"  {job}: expected to keep its deadline with {share:.0%}; it ended after "
+              f"{ended_s[job]:,.1f} s"
+              for job, share in facts.get("in_time", {}).items() if job in ended_s]
     failed = record.ends[record.ends["status"] == "failed"]
     lines += [f"  {row.job_id}: {row.reason}" for row in failed.itertuples()]
-    lines += [f"  {note}" for note in facts["notes"]]
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"  {note}" for note in facts["notes"])])

@@ -52,11 +52,11 @@ def slots_here(count: int = 0, by_model: bool = True) -> tuple[Slot, ...]:
     if not 1 <= count <= len(cores):
         raise InputError(f"{count} slots on {len(cores)} cores: it must be 1 to {len(cores)}")
     width = len(cores) // count
-    threads = min(width, max(1, load.free_cores() // count)) if width > 1 else 1
+    threads = max(1, min(width, load.free_cores() // count)) if width > 1 else 1
     gpus = machine.hardware()["gpus"]
     listed, slots = json.dumps(gpus), []
-    for number in range(count):
-        part = tuple(cores[number * width:(number + 1) * width])
+    for first in range(0, count * width, width):
+        part = tuple(cores[first:first + width])
         label = f"{part[0]}-{part[-1]}" if width > 1 else str(part[0])
         slots.append(Slot(f"cpu[{label}]", "cpu", part, width, threads,
                           machine.memory_mb("cpu") / count, gpus=listed))
@@ -80,7 +80,7 @@ def fleet_of(slots: Sequence[Slot]) -> Fleet:
         number = types.index(slot.device_type)
         memory_mb[number] = np.fmin(memory_mb[number], slot.memory_mb)
         cpu_cores[number] = slot.core_count
-    host_cores = sum(slot.core_count for slot in slots if slot.device_type == "cpu" and slot.cores)
+    host_cores = sum(slot.core_count for slot in slots if slot.cores)
     unknown = np.full(len(types), np.nan)
     return Fleet(tuple(slot.name for slot in slots),
                  np.array([types.index(slot.device_type) for slot in slots], int), types, memory_mb,
@@ -96,12 +96,11 @@ def fits(jobs: Jobs, fleet: Fleet) -> np.ndarray:
 def check_fits(jobs: Jobs, fleet: Fleet) -> np.ndarray:
     """Return ``fits``; InputError names the first job that fits nowhere, and what there is."""
     table = fits(jobs, fleet)
-    offers = []
-    for number, name in enumerate(fleet.types):
-        offer = f"{fleet.counts[number]} {name} with {fleet.memory_mb[number]:,.0f} MB"
-        cores = fleet.cpu_cores[number]
-        offers.append(offer if np.isnan(cores) else f"{offer} and {cores:g} cores")
     for job in np.flatnonzero(~table.any(axis=1)):
+        offers = [f"{count} {name} with {memory_mb:,.0f} MB and {cores:g} cores"
+                  for name, count, memory_mb, cores in zip(
+                      fleet.types, fleet.counts, fleet.memory_mb, fleet.cpu_cores, strict=True)]
+        offers = [offer.replace(" and nan cores", "") for offer in offers]
         raise InputError(f"no slot can run job {jobs.ids[job]!r}: it needs {needs(jobs, job)}; "
                          f"there are: {choices(offers)} (slots share their host's memory and "
                          "cores: fewer --slots are larger)")
