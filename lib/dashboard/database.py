@@ -26,8 +26,7 @@ class Database:
         """Open it and make missing tables; ``wait_s`` is the longest wait for a lock."""
         url = url or os.environ.get("DASHBOARD_DB_URL")
         self.engine = open_engine(url or paths.DATA / "dashboard/dashboard.db", wait_s)
-        where = self.engine.url.render_as_string(hide_password=True)
-        where = where.removeprefix("sqlite:///file%3A").partition("?")[0]
+        where = str(self.engine.url).removeprefix("sqlite:///")
         try:
             db.Base.metadata.create_all(self.engine)
             existing = sa.inspect(self.engine).get_multi_columns()
