@@ -37,7 +37,7 @@ def test_a_workload_that_is_stopped_ends_with_the_weights_of_one_that_is_not(hom
     assert resumed["trained"] == 2 and not distributed.states(home / "cut")
     expected, found = (weights.load(home / name / "weights.pt") for name in ("whole", "cut"))
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5)  # two processes add in another order
 
 
 def test_a_probe_times_a_step_and_the_set_up(home):
