@@ -12,9 +12,9 @@ from tests.conftest import busy_neighbours
 
 pytestmark = [pytest.mark.elsewhere, pytest.mark.xdist_group("measured")]
 # No AVX-512 in oneDNN, ATen, NumPy and compiled code; one thread everywhere.
-OLDER = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "NUMBA_CPU_NAME": "haswell",
+OLDER = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2",
          "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR", "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1",
-         "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+         "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 NOTEBOOK_S = 90  # a notebook takes a minute by default, and noise may add half of that
 
 
