@@ -77,6 +77,29 @@ def test_a_wrong_policy_is_found(actions):
         simulate(a_problem(), lambda state, predict: actions)
 
 
+def test_simpy_agrees():
+    """SimPy, an independent simulator, gives fcfs on one type the same completion times."""
+    simpy = pytest.importorskip("simpy")
+    draw = np.random.default_rng(4)
+    arrival, times = np.sort(draw.uniform(0, 40, 80)), draw.uniform(1, 6, (80, 1))
+    problem = Problem(Jobs.plain(80, arrival), Fleet.from_counts({"gpu": 4}), times, times)
+    ours = simulate(problem, policy_for("fcfs")).done.set_index("job")["end_s"]
+    world = simpy.Environment()
+    devices, ends = simpy.Resource(world, 4), {}
+
+    def job(number):
+        yield world.timeout(arrival[number])
+        with devices.request() as request:
+            yield request
+            yield world.timeout(times[number, 0])
+        ends[number] = world.now
+
+    for number in range(80):
+        world.process(job(number))
+    world.run()
+    assert ours.to_dict() == pytest.approx(ends)
+
+
 @pytest.mark.parametrize("part, column, values, words", [
     ("jobs", "arrival_s", np.zeros(6), r"arrival_s is \(6,\), there are 5 jobs and 3"),
     (None, "energy", JobEnergy(np.ones((4, 3)), ("measured",) * 5), r"energy is \(4, 3\), there are 5 jobs")])
