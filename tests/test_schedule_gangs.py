@@ -46,3 +46,12 @@ def test_small_jobs_do_not_starve_a_gang():
     for name in ("fcfs", "spt", "mct", "lpt", "allox", "hybrid"):
         table = answers.schedule(problem, name).schedule
         assert table.query("job_id == '0'")["start_s"].iloc[0] <= 3.0, name
+
+
+def test_small_gangs_do_not_starve_a_large_one():
+    """A stream of gangs of two keeps four devices half busy; the gang of four starts once those before it have ended."""
+    count = 60
+    arrival_s = np.append(1.5, np.arange(count) * 0.5)
+    problem = gang_problem([4, *[2] * count], [[5.0], *[[1.0]] * count], {"gpu": 4}, arrival_s)
+    table = answers.schedule(problem, "hybrid").schedule
+    assert table.query("job_id == '0'")["start_s"].iloc[0] <= 3.0

@@ -153,11 +153,11 @@ def gangs(seed):
 
 
 def test_makespans_of_jobs_on_several_devices_are_near_the_optimum():
-    """Factor as measured, over these 40 seeds: 1.110 on average, 1.44 at worst."""
+    """Factor as measured, over these 40 seeds: 1.091 on average, 1.417 at worst."""
     ratios, gaps = [], []
     for problem in map(gangs, range(40)):
         best = best_of_gangs(problem)
         ratios.append(figures(problem)["makespan_s"] / best)
         gaps.append(bounds.makespan_bound(problem) / best)
     assert min(ratios) >= 1 - 1e-9 and max(gaps) <= 1 + 1e-6
-    assert np.mean(ratios) <= 1.12 and max(ratios) <= 1.45
+    assert np.mean(ratios) <= 1.1 and max(ratios) <= 1.42

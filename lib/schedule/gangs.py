@@ -25,14 +25,15 @@ def with_gangs(state: State, predict: Predict, policy: Policy) -> list[Action]:
     ready_s[np.setdiff1d(np.arange(len(ready_s)), present)] = np.inf
     for job in state.waiting[is_gang].tolist():
         begin_s, device_type, devices = _earliest(state, predict, job, ready_s)
+        seconds = predict(job, device_type) + state.setup_s[device_type]
         are_idle = set(devices) <= set(starts.idle(device_type))
-        if begin_s <= state.now_s and are_idle and starts.fits(job, device_type):
+        waited_for, until_s = reserved.get(device_type, ([], np.inf))
+        delays = bool(set(devices) & set(waited_for)) and begin_s + seconds > until_s
+        if begin_s <= state.now_s and are_idle and not delays and starts.fits(job, device_type):
             starts.start(job, devices)
-        elif device_type in reserved or begin_s == np.inf:
-            continue
-        else:
+            ready_s[devices] += seconds
+        elif device_type not in reserved and begin_s < np.inf:
             reserved[device_type] = devices, begin_s
-        ready_s[devices] = begin_s + predict(job, device_type) + state.setup_s[device_type]
     held = {device for start in starts for device in (start.device, *start.others)}
     held |= {device for devices, _ in reserved.values() for device in devices}
     others = replace(state, waiting=state.waiting[~is_gang], free_cores=starts.free_cores,
@@ -51,18 +52,17 @@ def with_gangs(state: State, predict: Predict, policy: Policy) -> list[Action]:
 
 def _earliest(state: State, predict: Predict, job: int,
               ready_s: np.ndarray) -> tuple[float, int, list[int]]:
-    """Return when a gang can begin where it ends first, the type, and devices: the last idle."""
+    """Return when a gang can begin where it ends first, the type, and the devices idle first."""
     count, options = int(state.jobs.gang[job]), []
     for device_type in range(len(state.counts)):
         seconds = predict(job, device_type) + state.setup_s[device_type]
         here = np.flatnonzero(state.type_of == device_type)
         if seconds < np.inf and len(here) >= count:
-            begin_s = np.sort(ready_s[here])[count - 1]
-            options.append((begin_s + seconds, begin_s, device_type))
-    _, begin_s, device_type = min(options)
-    in_time = np.flatnonzero((state.type_of == device_type) & (ready_s <= begin_s))
-    last_first = in_time[np.argsort(-ready_s[in_time], kind="stable")]
-    return begin_s, device_type, last_first[:count].tolist()
+            devices = here[np.argsort(ready_s[here], kind="stable")][:count].tolist()
+            begin_s = ready_s[devices[-1]]
+            options.append((begin_s + seconds, begin_s, device_type, devices))
+    _, begin_s, device_type, devices = min(options)
+    return begin_s, device_type, devices
 
 
 def _fill_in(state: State, predict: Predict, starts: Starts, waiting: np.ndarray, device_type: int,
