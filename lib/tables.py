@@ -524,7 +524,7 @@ setup_s               float = 0.0               before each job
 price_per_hour        float? = nan              price of an hour of use
 
 [durations]
-run                   text                      the folder of the run's journal
+run                   text                      the folder of the run
 job_id                text                      the job
 notebook              text                      what was executed
 device_type           text                      device type of the slot

@@ -47,11 +47,12 @@ def test_models_by_name_and_wrong_ones():
         Trainer(task(model="alexnet"), Options(CPU))
 
 
-def test_accumulated_gradients_are_those_of_the_big_batch():
-    """Also of the last step, of one batch."""
+@pytest.mark.parametrize("sizes", [[4, 4, 4, 4], [4, 4, 1], [4, 4, 4, 4, 2]])
+def test_accumulated_gradients_are_those_of_the_big_batch(sizes):
+    """Also of a last step of fewer batches, and of a last batch of fewer samples."""
     torch.manual_seed(0)  # of the weights: with some of them a sum in float32 differs by more
-    of, pieces = task(), batches(task(), [4, 4, 4, 4])
-    merged = [tuple(map(torch.cat, zip(*group, strict=True))) for group in (pieces[:3], pieces[3:])]
+    of, pieces = task(), batches(task(), sizes)
+    merged = [tuple(map(torch.cat, zip(*group, strict=True))) for group in (pieces[:3], pieces[3:]) if group]
     whole = Trainer(of, Options(CPU), Recipe(sgd))
     parts = Trainer(of, Options(CPU, grad_accum_steps=3), Recipe(sgd))
     parts.model.load_state_dict(copy.deepcopy(whole.model.state_dict()))

@@ -11,7 +11,7 @@ from lib.errors import InputError, choices
 
 MAX_EPOCHS = 1_000_000_000
 GENERATED_ROOTS = ("medmnist", "synthetic")  # no folders
-PATH_PARAMETERS = ("nsight", "recordings", "engine", "jobs", "energy", "folder")  # of notebooks
+PATH_PARAMETERS = ("nsight", "recordings", "engine", "jobs", "folder")  # of notebooks
 CODE_PARAMETERS = ("models", "model")
 IMAGE_FIELDS = ("root", "folder")  # may lie in ``data_roots``
 data_roots: list[Path] = []  # folders of images elsewhere, which the server's command line allows

@@ -148,22 +148,26 @@ class Trainer:
             if has_parameters and not any(parameter.requires_grad for parameter in layer.parameters()):
                 layer.eval()
         total = torch.zeros((), device=self.options.device)
-        seen, batches = 0, first + len(loader)
+        seen, batches, accumulate = 0, first + len(loader), self.options.grad_accum_steps
         for index, (images, targets) in enumerate(self._batches(loader, observer), first):
             inputs = self._place(self.recipe.augment(images)) if self.recipe.augment else images
             observer.mark("h2d")
-            stepped = (index + 1) % self.options.grad_accum_steps == 0 or index + 1 == batches
+            stepped = (index + 1) % accumulate == 0 or index + 1 == batches
             with nullcontext() if stepped else self._apart():
                 with self._autocast():
                     logits = _logits(self.network(inputs))
                     loss = self.loss(logits, targets)
                 observer.mark("forward")
-                weight = self._weight(index, batches)
+                if index % accumulate == 0:  # a step begins, as if each of its batches were as large as this batch
+                    expected = len(inputs) * min(accumulate, batches - index)
+                    samples = 0
+                samples += len(inputs)
+                weight = len(inputs) / expected
                 self.scaler.scale(loss if weight == 1 else loss * weight).backward()
             observer.mark("backward")
             lr = self.optimizer.param_groups[0]["lr"]
             if stepped:
-                self._step()
+                self._step(expected / samples)
             total += loss.detach() * len(inputs)
             observer.mark("optimizer")
             observer.end(Batch(index, inputs, loss, lr, logits, targets, stepped))
@@ -174,21 +178,20 @@ class Trainer:
         """Keep the gradients of this process to itself: processes exchange them before an optimizer step."""
         return self.network.no_sync() if self.network is not self.model else nullcontext()
 
-    def _weight(self, index: int, batches: int) -> float:
-        """Return the share of a batch in its optimizer step."""
-        accumulate = self.options.grad_accum_steps
-        return 1 / min(accumulate, batches - index // accumulate * accumulate)  # the last step may have fewer batches
-
-    def _step(self) -> None:
-        """Step the optimizer and its schedule; where fp16 overflowed, neither."""
+    def _step(self, scale: float) -> None:
+        """Step the optimizer and its schedule, with gradients times ``scale``; where fp16 overflowed, neither."""
+        if scale != 1:
+            for parameter in self.model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(scale)
         if self.recipe.max_grad_norm:
             self.scaler.unscale_(self.optimizer)
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.max_grad_norm)
-        scale = self.scaler.get_scale() if self.schedule else 1.0
+        loss_scale = self.scaler.get_scale() if self.schedule else 1.0
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        if self.schedule and scale <= self.scaler.get_scale():
+        if self.schedule and loss_scale <= self.scaler.get_scale():
             self.schedule.step()
 
     def evaluate(self, loader: Iterable, observer: Observer | None = None) -> dict[str, float]:

@@ -165,7 +165,7 @@ def cluster(address: str) -> Iterator[Any]:
     try:
         import ray
     except ImportError:
-        raise InputError("--engine ray needs Ray: pip install -e '.[cluster]'") from None
+        raise InputError("Ray is not installed: pip install -e '.[cluster]'") from None
     if address != "auto":
         try:  # Ray waits for minutes
             socket.create_connection(address.rpartition(":")[::2], timeout=5.0).close()
