@@ -15,6 +15,7 @@ from lib.schedule.loop import Back, Cancelled, Ended, Loop, Lost
 from lib.schedule.policies import by_priority, policy_for
 from lib.schedule.problem import PER_TYPE, Fleet, Jobs, Problem
 from lib.schedule.simulate import Faults, SimulatedBackend, simulate, table
+from lib.schedule.state import Start
 from tests import FEW
 from tests.schedules import check_schedule
 
@@ -157,8 +158,26 @@ def test_names_and_places_do_not_matter(case, seed):
     assert ends[0] == pytest.approx(ends[1], rel=1e-12)
 
 
-def test_jobs_of_higher_priority_start_first():
-    times, priority = np.array([[1.0], [2.0], [3.0]]), np.array([0, 0, 5])
-    problem = Problem(Jobs.plain(3), Fleet.from_counts({"gpu": 1}), times, times)
-    outcome = simulate(problem, lambda state, predict: by_priority(state, predict, policy_for("spt"), priority))
-    assert outcome.schedule["job"].tolist() == [2, 0, 1]
+TIMES = st.sampled_from([(1.0, 5.0), (2.0, np.inf), (np.inf, 1.0), (5.0, 2.0), (2.0, 2.0)])
+PRIORITIZED = st.tuples(TIMES, st.integers(0, 2), st.sampled_from([0.0, 1.0, 3.0]), st.booleans())
+
+
+@given(case=st.sampled_from(CASES), jobs=st.lists(PRIORITIZED, min_size=4, max_size=12))
+def test_no_job_starts_where_a_job_of_higher_priority_waits(case, jobs):
+    """On each device type the jobs that start are of the highest priority that waits for it; some need two devices."""
+    times, priority, arrival, two = map(np.array, zip(*jobs, strict=True))
+    two &= np.isfinite(times[:, 0])
+    times[two, 1] = np.inf  # there is only one GPU
+
+    def checked(state, predict):
+        actions = by_priority(state, predict, a_policy(case), priority)
+        starts = [action for action in actions if isinstance(action, Start)]
+        left = np.setdiff1d(state.waiting, [start.job for start in starts])
+        for start in starts:
+            can_run = np.isfinite(predict.table[left, state.type_of[start.device]])
+            assert priority[start.job] >= priority[left[can_run]].max(initial=0)
+        return actions
+
+    fleet = Fleet.from_counts({"cpu": 2, "gpu": 1}, idle_w=[5, 50], busy_w=[60, 300], price_per_hour=[1, 9])
+    problem = Problem(replace(Jobs.plain(len(jobs), arrival), devices=1 + two), fleet, times, times)
+    assert simulate(problem, checked).schedule["job"].nunique() == len(jobs)
