@@ -200,7 +200,7 @@ class Mortal(ProcessWorkers):
         super().start(attempt, task, arguments, devices)
         if arguments.get("folder", "").endswith("/a") and not self.killed:
             self.killed = True
-            os.kill(self._processes[devices[0]].pid, signal.SIGKILL)
+            self._processes[devices[0]].service._process.kill()
 
 
 @pytest.mark.parametrize("gang", ["", nightly("two,W1,5,2,\n")])

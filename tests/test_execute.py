@@ -29,7 +29,8 @@ LIMIT = TimeLimit(5.0, 15.0)  # a worker that replaces another one takes some of
 
 
 def job(name, task, devices=1, **arguments):
-    return QueueJob(job_id=name, task=f"tests.light:{task}", arguments=arguments, devices=devices, job_class=task)
+    return QueueJob(job_id=name, task=f"tests.light:{task}", arguments=arguments, devices=devices, job_class=task,
+                    arrival_s=0.0, memory_mb=0.0, cpu_cores=0.0)
 
 
 def sleeping(count, seconds=0.01):
