@@ -168,7 +168,7 @@ def slots_of(node: dict[str, Any], count: int = 0) -> list[Slot]:
              for number in range(count)]
     models = [key.partition(":")[2] for key in resources if key.startswith("accelerator_type:")]
     card = f"cuda:{models[0]}@{host}" if models else f"cuda@{host}"
-    return slots + [Slot(f"{card}[{number}]", card, card=str(number), node=node_id)
+    return slots + [Slot(f"{card}[{number}]", card, card=str(number), node=node_id)  # Ray says which
                     for number in range(int(resources.get("GPU", 0)))]
 
 
