@@ -355,12 +355,15 @@ def test_a_job_that_ends_as_it_is_cancelled_has_ended(tmp_path, monkeypatch):
     class Cancelling(InlineWorkers):
         def start(self, *task):
             super().start(*task)
-            assert served.queue.cancel("j0")
+            cancelled.append(served.queue.cancel("j0"))
 
     monkeypatch.setattr(backend, "_POLL_S", 0.0)
+    cancelled, rows = [], sleeping(2)
     with closing(Served(tmp_path / "queue.sqlite", Cancelling(two_slots()))) as served:
-        served.queue.submit(sleeping(1))
-        served.until(lambda: served.statuses() == {"j0": "done"})
+        for number, row in enumerate(rows, start=1):
+            served.queue.submit([row])
+            served.until(lambda number=number: list(served.statuses().values()) == ["done"] * number)
+    assert cancelled == [True, False]
 
 
 def test_a_number_is_given_once(tmp_path):
