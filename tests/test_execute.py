@@ -144,7 +144,7 @@ def test_workers_that_cannot_start_are_told_and_not_tried_for_ever(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("heard", [False, True])
-def test_a_slot_on_which_no_worker_starts_is_given_up_and_the_others_go_on(tmp_path, capsys, heard):
+def test_a_slot_on_which_no_worker_starts_is_lost_and_the_others_go_on(tmp_path, capsys, heard):
     """Also where its loss was heard before the run, by the probes."""
     workers = ProcessWorkers([two_slots()[0], Slot("cpu[1]", cores=(10**4,), core_count=1)], warm_up="")
     if heard:
@@ -152,7 +152,7 @@ def test_a_slot_on_which_no_worker_starts_is_given_up_and_the_others_go_on(tmp_p
     attempts, ends, _ = run(sleeping(3), tmp_path, workers=workers)
     check(attempts, ends, sleeping(3))
     assert attempts["status"].isin(("done", "lost")).all() and (attempts["status"] == "lost").sum() == heard
-    assert "it is given up: 3 workers in a row could not start on cpu[1]" in capsys.readouterr().err
+    assert "a slot is lost: 3 workers in a row could not start on cpu[1]" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -60,7 +60,7 @@ class QueueBackend:
     whose database is away is waited for; for another one that is an InputError. ``explain`` says
     why a job runs on a type, ``reserved`` names slots on which nothing may start now; ``on_end``
     is called with job, device type, status, seconds and reason of each attempt that is over.
-    ``lead`` is of ``database.leadership``.
+    ``lead``, of ``database.leadership``, is called before the queue is changed or read.
     """
 
     queue: Queue
@@ -202,7 +202,6 @@ class QueueBackend:
     def _changes(self) -> list[Event]:
         """Look at the queue: jobs that are new, cancelled, or of another priority."""
         self._next_look_s, events = self.now_s + _POLL_S, []
-        self._insist(self.lead)
         seen = self._insist(self.queue.open_jobs)
         if new := seen.keys() - self._open:
             conditions = QueueJob.number.in_(new), QueueJob.status.in_(OPEN)
@@ -258,8 +257,7 @@ class QueueBackend:
         said = False
         while True:
             try:
-                if said:
-                    self.lead()
+                self.lead()
                 return change(*arguments)
             except QueueAwayError as error:
                 if not self.live or self._closed:

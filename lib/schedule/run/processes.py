@@ -27,7 +27,7 @@ from lib.schedule.run.slots import Slot
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 WARM_UP = "lib.schedule.run.tasks:warm_up"
 READY_S, GRACE_S = 15.0, 5.0  # how long the first workers are waited for, and one that stops
-_STARTS = 3  # of workers in a row that may fail on a slot, before it is given up
+_STARTS = 3  # of workers in a row that fail on a slot, which is then lost
 
 
 class StopRequest(BaseException):
@@ -133,7 +133,7 @@ class ProcessWorkers:
             for slot in slots:
                 self._processes.append(self._process(slot))
             while (left_s := until - time.monotonic()) > 0 and not all(
-                    process.ready or self._is_given_up(number)
+                    process.ready or self._is_lost(number)
                     for number, process in enumerate(self._processes)):
                 self._listen(left_s)
         except BaseException:
@@ -150,9 +150,8 @@ class ProcessWorkers:
     def start(self, attempt: int, task: str, arguments: dict[str, Any],
               devices: tuple[int, ...]) -> None:
         """Run a task on slots; its TaskEnd comes from ``poll``: lost where no worker could start."""
-        if self._is_given_up(devices[0]):
-            lost = TaskEnd(attempt, "lost", reason=f"{self.slots[devices[0]].name} is given up")
-            self._events += [lost, Lost(devices[0])]
+        if self._is_lost(devices[0]):
+            self._events += [TaskEnd(attempt, "lost", reason="its slot is lost"), Lost(devices[0])]
             return
         process = self._processes[devices[0]]
         process.attempt = attempt
@@ -180,9 +179,7 @@ class ProcessWorkers:
     def _listen(self, timeout_s: float) -> None:
         """Wait for the processes, and hear what they say; of an idle one that is its death."""
         pipes = {process.service.pipe: number for number, process in enumerate(self._processes)
-                 if not self._is_given_up(number)}
-        if not pipes:
-            time.sleep(timeout_s)
+                 if not self._is_lost(number)}
         for pipe in wait(pipes, timeout_s):
             self._hear(pipes[pipe])
 
@@ -195,8 +192,8 @@ class ProcessWorkers:
                 status, reason = "failed" if process.ready else "lost", str(error) or one_line(error)
                 self._events.append(TaskEnd(process.attempt, status, reason=reason))
             self._failed_starts[number] = 0 if process.ready else self._failed_starts[number] + 1
-            if self._is_given_up(number):
-                self._give_up(number, one_line(error))
+            if self._is_lost(number):
+                self._lose(number, one_line(error))
             else:
                 self._replace(number)
             return
@@ -207,17 +204,17 @@ class ProcessWorkers:
             self._events.append(message._replace(attempt=process.attempt))
         process.attempt = 0
 
-    def _is_given_up(self, number: int) -> bool:
+    def _is_lost(self, number: int) -> bool:
         return self._failed_starts[number] >= _STARTS
 
-    def _give_up(self, number: int, reason: str) -> None:
+    def _lose(self, number: int, reason: str) -> None:
         """Lose a slot on which no worker can start; InputError if it was the last one."""
         self._processes[number].attempt = 0
         self._events.append(Lost(number))
         line = f"{_STARTS} workers in a row could not start on {self.slots[number].name}: {reason}"
-        if all(map(self._is_given_up, range(len(self.slots)))):
+        if all(map(self._is_lost, range(len(self.slots)))):
             raise InputError(f"no slot is left: {line}; the same call again resumes")
-        print(f"it is given up: {line}", file=sys.stderr, flush=True)
+        print(f"a slot is lost: {line}", file=sys.stderr, flush=True)
 
     def _replace(self, number: int) -> None:
         """End a worker process that died or did not stop, and start another one on its slot."""

@@ -101,8 +101,7 @@ class RayWorkers:
               devices: tuple[int, ...]) -> None:
         """Run a task on slots of one node; its TaskEnd comes from ``poll``: lost without the node."""
         if devices[0] not in self._actors:
-            lost = TaskEnd(attempt, "lost", reason=_GONE)
-            self._events += [lost, *map(Lost, devices)]
+            self._events += [TaskEnd(attempt, "lost", reason=_GONE), *map(Lost, devices)]
             return
         actor = self._actors[devices[0]]
         slots = [self.slots[device] for device in devices]
