@@ -22,7 +22,7 @@ from lib.schedule.run.processes import ProcessWorkers
 from lib.schedule.run.queue import Queue, QueueJob
 from lib.schedule.run.slots import Slot
 from lib.schedule.state import Restart, Start, Wait
-from tests import killed, nightly, refused
+from tests import killed, nightly, refused, until
 from tests.killed import InlineWorkers, prepared, two_slots
 from tests.postgres import postgres  # noqa: F401
 
@@ -179,9 +179,9 @@ def test_a_leader_that_is_killed_leaves_no_worker_and_its_run_goes_on(tmp_path):
 
     leader = multiprocessing.get_context("spawn").Process(target=run, args=(rows(), tmp_path / "run"))
     leader.start()
-    until = time.monotonic() + 120
-    while not (tmp_path / "long").exists() and time.monotonic() < until:
-        time.sleep(0.02)
+    until((tmp_path / "long").exists, 120)
+    with closing(Queue(open_engine(tmp_path / "run/queue.sqlite"))) as queue:
+        until(lambda: len(queue.ends()) == 3)
     workers = psutil.Process(leader.pid).children(recursive=True)
     assert len([worker for worker in workers if "spawn_main" in " ".join(worker.cmdline())]) == 2
     leader.kill()
