@@ -8,7 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import quote
 
 from lib.cli.options import a_path, add_verb, flag, option, whole
@@ -90,28 +92,38 @@ def _listening(host: str, port: int, name: str) -> socket.socket:
 def _mlflow(port: int) -> Iterator[None]:
     """Serve MLflow's pages to this machine alone, since they ask for no token; port 0: do not."""
     from lib import executed_notebooks, files, paths
-    from lib.finetune import tracking
 
     if not port:
         yield
         return
     _listening(LOOPBACK, port, "--mlflow-port").close()
     folder = files.folder(paths.DATA / "mlflow")
-    environment = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true",
+    environment = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true", "PYTHONPATH": str(paths.ROOT),
                                 "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # five idle processes
     for secret in ("DASHBOARD_TOKEN", "DASHBOARD_DB_URL"):
         environment.pop(secret, None)
     with (folder / "server.log").open("w") as log:
         server = subprocess.Popen(
-            [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", tracking.store_uri(),
-             "--host", LOOPBACK, "--port", str(port), "--workers", "1"],
-            cwd=folder, stdout=log, stderr=log, env=environment,
+            [sys.executable, "-m", "lib.finetune.tracking", "--host", LOOPBACK, "--port", str(port),
+             "--workers", "1"], cwd=folder, stdout=log, stderr=log, env=environment,
+            start_new_session=True,  # Ctrl-C ends it through this process
             preexec_fn=executed_notebooks.end_with_parent)  # noqa: PLW1509 - no threads yet
+    over = threading.Event()
+    threading.Thread(target=_watch, args=(server, folder / "server.log", over), daemon=True).start()
     try:
         yield
     finally:
+        over.set()
         server.terminate()
         server.wait()
+
+
+def _watch(server: subprocess.Popen, log: Path, over: threading.Event) -> None:
+    """Say in one line that a server has ended before it is over."""
+    status = server.wait()
+    if not over.is_set():
+        print(f"MLflow's pages have ended (status {status}); {log} says why", file=sys.stderr,
+              flush=True)
 
 
 def add(verbs) -> None:
