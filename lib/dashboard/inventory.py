@@ -3,7 +3,7 @@
 import platform
 from collections.abc import Sequence
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from lib.dashboard import tables as db
@@ -11,6 +11,10 @@ from lib.errors import choices
 from lib.schedule.run.slots import Slot
 
 CARD = "cuda:"
+
+
+def _this_machine() -> str:
+    return platform.node()[:100] or "this machine"
 
 
 def device_type(slot_name: str) -> str:
@@ -32,13 +36,17 @@ def processor(kind: str) -> tuple[str, str]:
 
 
 def save(session: Session, slots: Sequence[Slot]) -> None:
-    """Write the machines of slots into the inventory, and the cards of this machine."""
+    """Write the machines of slots into the inventory, and the cards of this machine.
+
+    Machines that are gone have no slots any more.
+    """
     from lib.measure import machine
 
-    here, machines = platform.node()[:100] or "this machine", {}
+    here, machines = _this_machine(), {}
     for slot in slots:
         node = device_type(slot.name).partition("@")[2]
         machines.setdefault(node or here, []).append(slot.name)
+    session.execute(update(db.Agent).where(db.Agent.name.not_in(machines)).values(slots=[]))
     for name, slot_names in machines.items():
         agent = session.scalar(select(db.Agent).filter_by(name=name)) or db.Agent(name=name, gpus=[])
         session.add(agent)
@@ -55,8 +63,9 @@ def save(session: Session, slots: Sequence[Slot]) -> None:
 
 
 def reserved(session: Session) -> set[str]:
-    """Return the names of the slots whose cards are reserved."""
-    cards = select(db.Gpu).join(db.Agent).where(db.Gpu.is_allocated, db.Agent.manual.is_(False))
+    """Return the names of the slots of this machine whose cards are reserved."""
+    cards = select(db.Gpu).join(db.Agent).where(db.Gpu.is_allocated,
+                                                db.Agent.name == _this_machine())
     return {f"{CARD}{gpu.index}" for gpu in session.scalars(cards)}
 
 
