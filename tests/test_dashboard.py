@@ -199,7 +199,7 @@ def test_mlflow_is_served_to_this_machine_alone_gets_no_secret_and_its_end_is_sa
     with dashboard._mlflow(port):
         started[-1][-1].kill()
         said = until(lambda: capfd.readouterr().err)
-    assert said == f"MLflow's pages have ended (status -9); {home}/data/mlflow/server.log says why\n"
+    assert said == f"MLflow's pages ended with status -9: see {home}/data/mlflow/server.log\n"
 
 
 def test_an_mlflow_that_somebody_serves_is_linked_and_not_started(verb, monkeypatch):

@@ -204,6 +204,7 @@ def test_the_prediction_of_runs_goes_on_after_an_error_and_a_node_that_joins_is_
     with closing(runner):
         runner.start()
         until(lambda: database.queue.jobs(QueueJob.status == "queued"))
+        runner._backend = Mock()
         runner._slots.append(Slot("cpu@node[0]", "cpu@node"))
         until(lambda: database.rows(db.Agent, name="node"))
     assert "the prediction of runs stopped, and goes on in 0.1 s: it is damaged" in capfd.readouterr().err

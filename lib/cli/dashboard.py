@@ -108,22 +108,18 @@ def _mlflow(port: int) -> Iterator[None]:
              "--workers", "1"], cwd=folder, stdout=log, stderr=log, env=environment,
             start_new_session=True,  # Ctrl-C ends it through this process
             preexec_fn=executed_notebooks.end_with_parent)  # noqa: PLW1509 - no threads yet
-    over = threading.Event()
-    threading.Thread(target=_watch, args=(server, folder / "server.log", over), daemon=True).start()
+    threading.Thread(target=_watch, args=(server, folder / "server.log"), daemon=True).start()
     try:
         yield
     finally:
-        over.set()
         server.terminate()
         server.wait()
 
 
-def _watch(server: subprocess.Popen, log: Path, over: threading.Event) -> None:
-    """Say in one line that a server has ended before it is over."""
-    status = server.wait()
-    if not over.is_set():
-        print(f"MLflow's pages have ended (status {status}); {log} says why", file=sys.stderr,
-              flush=True)
+def _watch(server: subprocess.Popen, log: Path) -> None:
+    """Say in one line that a server has failed."""
+    if (status := server.wait()) not in (0, -signal.SIGTERM):
+        print(f"MLflow's pages ended with status {status}: see {log}", file=sys.stderr, flush=True)
 
 
 def add(verbs) -> None:

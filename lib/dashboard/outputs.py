@@ -10,7 +10,6 @@ import pandas as pd
 
 from lib import csv_files, paths
 from lib.dashboard import tables as db
-from lib.errors import InputError, refused
 from lib.finetune.reports import HISTORY, LOG
 from lib.finetune.tracking import RUN_ID
 
@@ -44,23 +43,19 @@ def log_tail(run: db.Run) -> str:
         return ""
 
 
-def _history(path: Path) -> pd.DataFrame:
-    """Return step, epoch, name and value of what a run has reported, without a torn line.
-
-    Raises InputError for a damaged file.
-    """
+def _history(path: Path) -> tuple[pd.DataFrame, str]:
+    """Return step, epoch, name and value of what a run has reported, and why that is unreadable."""
     types = {"step": int, "epoch": int, "name": str, "value": float}
-    if not path.exists() or not path.stat().st_size:
-        return pd.DataFrame(columns=list(types))
-    with refused(f"{path} is damaged: "):
-        return csv_files.frame(path, torn=True, usecols=list(types), dtype=types)
+    if path.exists() and path.stat().st_size:
+        try:
+            return csv_files.frame(path, torn=True, usecols=list(types), dtype=types), ""
+        except ValueError as error:  # InputError, or pandas' for what is missing or no number
+            return pd.DataFrame(columns=list(types)), f"{path.name} is damaged: {error}"
+    return pd.DataFrame(columns=list(types)), ""
 
 
 def progress(run: db.Run) -> dict[str, float | int | str | None]:
-    """Return ``epoch``, ``step`` and ``best_value`` of a run so far, None before any report.
-
-    ``history_error`` says why its history cannot be read; empty if it can.
-    """
+    """Return ``epoch``, ``step`` and ``best_value`` of a run so far, None before any report."""
     path, version = folder_of(run) / HISTORY, (0, 0)
     if path.exists():
         version = path.stat().st_mtime_ns, path.stat().st_size
@@ -72,11 +67,8 @@ def progress(run: db.Run) -> dict[str, float | int | str | None]:
 def _progress(path: Path, _version: tuple[int, int], metric: str,
               mode: str | None) -> dict[str, float | int | str | None]:
     """Return the progress in a history; a version of it (time, size) is read once."""
-    found = {"epoch": None, "step": None, "best_value": None, "history_error": ""}
-    try:
-        rows = _history(path)
-    except InputError as error:
-        return found | {"history_error": str(error)}
+    rows, error = _history(path)
+    found = {"epoch": None, "step": None, "best_value": None, "history_error": error}
     if len(rows):
         found["epoch"], found["step"] = int(rows["epoch"].iloc[-1]), int(rows["step"].iloc[-1])
     values = rows.loc[rows["name"] == metric, "value"].dropna()
@@ -90,10 +82,7 @@ def charts(run: db.Run) -> list[dict[str, Any]]:
 
     A chart has a title, the ranges of steps and values, and ``curves``: name, SVG's points, last.
     """
-    try:
-        rows = _history(folder_of(run) / HISTORY).dropna()
-    except InputError:  # ``progress`` says so
-        return []
+    rows = _history(folder_of(run) / HISTORY)[0].dropna()
     metric = run.settings.get("monitor_metric", "").partition("_")[2]
     titles = {"loss": rows["name"].str.endswith("loss")}
     if metric and metric != "loss":

@@ -35,12 +35,10 @@ class Predictions:
 
     def advise(self, job: QueueJob) -> None:
         """Ask the cost models, once per processor, how long a fine-tune takes: it takes seconds."""
-        if "config" not in job.arguments:
-            return
         known = self._advised.setdefault(job.job_class, {})
         processors = sorted({(kind, name) for kind, name in self.processors.values()
                              if name not in known})
-        if not processors:
+        if "config" not in job.arguments or not processors:
             return
         unknown = Expected(GUESS_S, "a guess: no cost model knows this processor")
         advised = {name: unknown for _, name in processors}

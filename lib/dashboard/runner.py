@@ -40,7 +40,6 @@ class Runner:
         self._backend: QueueBackend | None = None
         self._reserved, self._retried = set(), set()  # names of slots; ids of jobs
         self._over, self._threads = threading.Event(), []
-        self._refreshing = threading.Lock()
 
     def start(self) -> None:
         """Begin to lead the queue, once.
@@ -75,14 +74,12 @@ class Runner:
 
     def refresh(self) -> None:
         """Write the machines into the inventory, and read which cards are reserved."""
-        with self._refreshing:
-            slots = tuple(self._slots)  # those of a cluster grow
-            types = {slot.device_type for slot in slots}
-            processors = {name: inventory.processor(name) for name in types}
-            with self._database.writing() as session:
-                inventory.save(session, slots)
-                self._reserved = inventory.reserved(session)
-            self._predictions.processors = processors
+        slots = tuple(self._slots)  # those of a cluster grow
+        with self._database.writing() as session:
+            inventory.save(session, slots)
+            self._reserved = inventory.reserved(session)
+        types = {slot.device_type for slot in slots}
+        self._predictions.processors = {name: inventory.processor(name) for name in types}
 
     def _lead(self) -> None:
         """Place and run jobs until the end, with new workers after an error."""
@@ -103,7 +100,7 @@ class Runner:
     def _serve(self, workers: Workers) -> None:
         self.refresh()
         self._queue.recover()
-        self._predict_again()  # predictions are gone with the last server
+        self._predict_again()  # what was predicted is gone with the last server
         self._backend = backend = QueueBackend(
             self._queue, workers, self._predictions.seconds, time.time, live=True,
             time_limit=TimeLimit(least_s=LIMIT_S), explain=self._predictions.placement,
@@ -132,7 +129,7 @@ class Runner:
         while not self._over.wait(LOOK_S):
             try:
                 types = {slot.device_type for slot in tuple(self._slots)}
-                if types - self._predictions.processors.keys():
+                if self._backend and types - self._predictions.processors.keys():
                     self._predict_again()
                     self.refresh()
                 new = self._queue.jobs(QueueJob.status == PREDICTING)

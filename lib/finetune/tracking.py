@@ -27,10 +27,7 @@ def store_uri() -> str:
 
 @contextlib.contextmanager
 def opened_store() -> Iterator[Any]:
-    """Give a client of MLflow's store, made if it is not there, to one process at a time.
-
-    Raises InputError where it cannot be used.
-    """
+    """Give a client of MLflow's store, made if missing, to one process at a time; InputError."""
     uri = store_uri()
     with refused(f"MLflow's store {uri} cannot be used: ", "; move it, name another by "
                  "MLFLOW_TRACKING_URI, or set mlflow to false"), \
