@@ -73,6 +73,7 @@ def prepared(rows, workers, policy="fcfs", predicted=0.02, **columns):
 def marked_jobs(home):
     """Return jobs that each leave a line in ``home``, on two slots."""
     rows = [QueueJob(job_id=name, task="tests.light:marked", devices=1, job_class="marked",
+                     arrival_s=0.0, memory_mb=0.0, cpu_cores=0.0,
                      arguments={"path": str(home / name), "value": 0}) for name in NAMES]
     return prepared(rows, InlineWorkers(two_slots()))
 

@@ -19,11 +19,13 @@ from lib.schedule import expected
 from lib.schedule.problem import Jobs
 from lib.schedule.run import jobs, jobs_file, processes, slots, tasks
 from lib.schedule.run import record as run_record
+from lib.schedule.run.database import open_engine
 from lib.schedule.run.processes import ProcessWorkers
+from lib.schedule.run.queue import Queue
 from lib.schedule.run.slots import Slot
 from lib.work import weights
 from tests import nightly, notebook, output_of, refusal, refused
-from tests.killed import InlineWorkers
+from tests.killed import InlineWorkers, marked_jobs
 
 pytestmark = pytest.mark.slow
 NOTEBOOKS = "job_id,notebook\n"
@@ -100,6 +102,19 @@ def test_a_notebook_gets_the_device_it_was_placed_on_and_its_time_is_learned(hom
     assert not again.notes and (seconds < 60).all() and seconds[0] == seconds[1]
 
 
+def test_a_time_on_a_slot_of_an_earlier_call_is_not_learned(home, tmp_path):
+    """A run whose leader was killed when all had ended, and that goes on with other slots."""
+    (tmp_path / "n.ipynb").touch()
+    prepared = prepare(tmp_path, NOTEBOOKS + "a,n.ipynb\nb,n.ipynb\n")
+    with closing(Queue(open_engine(tmp_path / "queue.sqlite"))) as queue:
+        queue.submit(prepare(tmp_path, NOTEBOOKS + "a,n.ipynb\nb,n.ipynb\n").rows)
+        for number, device in enumerate(("cpu", "cpu[0-3]"), start=1):
+            queue.end(number, queue.start(number, device, 0.0), 3.0 * number, "done", result={})
+    jobs.run(prepared, tmp_path)
+    assert expected.earlier_notebooks().of("n.ipynb")("cpu") is None
+    assert pd.read_csv(home / "data/schedule/durations.csv")[["job_id", "seconds"]].to_numpy().tolist() == [["a", 3.0]]
+
+
 def test_whatever_a_job_is_called_it_stays_in_its_folder(tmp_path):
     """The executed notebook has a plain name of its own, also where file systems do not tell cases apart."""
     names = ["a", "A", "../../x", "/etc/x", "..", "x" * 300, "x" * 299 + "y", "-rf"]
@@ -162,6 +177,8 @@ def test_a_failed_probe_says_why_and_is_tried_by_the_next_call(tmp_path, monkeyp
     prepared = prepare(tmp_path, text, workers)
     assert ran == ["W1", "W1", "W2", "W2", "W2"], "all slots are at work while a workload is probed"
     assert prepared.problem.predicted_s.tolist() == [[pytest.approx(6.0)], [pytest.approx(2.0)]]
+    prepare(tmp_path, text, InlineWorkers(workers.slots[:2]))
+    assert ran[5:] == ["W1", "W2"], "with fewer slots at work a step takes another time"
 
 
 def test_what_runs_at_once_fits_together(with_card, monkeypatch):
@@ -200,7 +217,7 @@ class Mortal(ProcessWorkers):
         super().start(attempt, task, arguments, devices)
         if arguments.get("folder", "").endswith("/a") and not self.killed:
             self.killed = True
-            os.kill(self._processes[devices[0]].pid, signal.SIGKILL)
+            self._processes[devices[0]].service._process.kill()
 
 
 @pytest.mark.parametrize("gang", ["", nightly("two,W1,5,2,\n")])
@@ -271,6 +288,9 @@ def test_a_record_that_is_none_is_refused(tmp_path):
         store.write_json(wrong, tmp_path / "ran.json")
         with refused(r"ran\.json"):
             run_record.read(tmp_path)
+    with refused(r"ran\.json"):
+        jobs.run(marked_jobs(tmp_path), tmp_path)
+    assert store.read_json(tmp_path / "ran.json") == wrong and not list(tmp_path.glob("*.done"))
 
 
 def test_the_command_overwrites_nothing(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ import pytest
 from lib import files, paths
 from lib.schedule.run import jobs, ray
 from lib.schedule.run.backend import TimeLimit
+from lib.schedule.run.slots import fleet_of
 from tests import refusal, refused
 from tests.killed import prepared
 from tests.test_execute import check, job, sleeping
@@ -41,8 +42,8 @@ def two_nodes(monkeypatch):
 
 
 @pytest.mark.nightly
-def test_all_jobs_end_once_whatever_dies_and_a_node_that_joins_is_used(two_nodes, tmp_path):
-    """An actor is killed, another is frozen and ended by its time limit; then a node dies, and one joins."""
+def test_all_jobs_end_once_whatever_dies_and_a_node_that_joins_is_used(two_nodes, tmp_path, monkeypatch):
+    """An actor is killed, another is frozen and ended by its time limit; then a node dies, and one joins, with cards."""
     joined, nodes, second = two_nodes
     faults = {"kill": "died unexpectedly", "freeze": "not done after its time limit"}
     rows = [*(job(fault, "marked", path=str(tmp_path / fault), fault=fault, value=fault) for fault in faults),
@@ -80,6 +81,14 @@ def test_all_jobs_end_once_whatever_dies_and_a_node_that_joins_is_used(two_nodes
     assert set(ends["status"]) == {"done"} and len(workers.slots) == 3
     assert set(attempts.loc[attempts["status"] == "lost", "reason"]) <= {"its node is gone"}
     assert len(set(attempts["device"])) == 3
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")  # of a node that is started with some of its host's cards
+    nodes.add_node(node_name="cards", **{**NODE, "num_cpus": 0, "num_gpus": 2})
+    rows = [job("one", "where"), job("other", "where"), job("both", "where", devices=2)]
+    with closing(ray.RayWorkers(joined, warm_up="")) as workers:
+        seconds = [100.0 if name.startswith("cpu") else 1.0 for name in fleet_of(workers.slots).types]
+        _, ends, _ = jobs.execute(prepared(rows, workers, "met", predicted=seconds), tmp_path / "cards", TimeLimit())
+    cards = {row.job_id: row.result["card"] for row in ends.itertuples()}
+    assert {cards["one"], cards["other"]} == {"2", "3"} and set(cards["both"].split(",")) == {"2", "3"}
 
 
 def test_slots_of_nodes_are_their_cpus_and_cards():
@@ -95,6 +104,56 @@ def test_slots_of_nodes_are_their_cpus_and_cards():
         ray.slots_of(node, 9)
 
 
+class FakeRay:
+    """Ray, as far as its workers use it: an actor is its options, and each of its calls ends at once."""
+
+    def __init__(self, *nodes):
+        self.alive, self.actors = list(nodes), []
+
+    def nodes(self):
+        return [{"NodeID": name, "NodeName": name, "Alive": True, "Resources": resources} for name, resources in self.alive]
+
+    def remote(self, cls):
+        return SimpleNamespace(options=self._options)
+
+    def _options(self, **options):
+        def made(warm_up):
+            self.actors.append(options)
+            return SimpleNamespace(card=SimpleNamespace(remote=lambda: f"card of {number}"),
+                                   call=SimpleNamespace(remote=lambda slots, task, arguments, *cards: cards))
+
+        number = len(self.actors)
+        return SimpleNamespace(remote=made)
+
+    def wait(self, results, timeout):
+        return results, []
+
+    def get(self, cards):
+        return ray.TaskEnd(0, "done", {"cards": cards})
+
+    def kill(self, handle):
+        pass
+
+
+def test_actors_have_cores_and_cards_and_nodes_come_and_go(monkeypatch):
+    """A node that joins may have fewer CPUs than the slots that are wanted; one that is gone ends nothing else."""
+    monkeypatch.setattr(ray, "_LOOK_S", 0.0)
+    strategies = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda node, soft: node)
+    monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", strategies)
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    fake = FakeRay(("big", {"CPU": 8.0, "GPU": 2.0}))
+    workers = ray.RayWorkers(fake, 4)
+    assert [(one["num_cpus"], one["num_gpus"]) for one in fake.actors] == [(2, 0)] * 4 + [(0, 1)] * 2
+    assert fake.actors[0]["runtime_env"]["env_vars"]["PYTHONPATH"] == f"{paths.ROOT}:/mine"
+    workers.start(1, "task", {}, (4, 5))
+    ends = [event for event in workers.poll(0.0) if isinstance(event, ray.TaskEnd)]
+    assert ends == [(1, "done", {"cards": ("card of 4", "card of 5")}, "", True)]
+    fake.alive = [("small", {"CPU": 2.0})]
+    assert workers.poll(0.0) == [*map(ray.Lost, range(6)), ray.Back(6), ray.Back(7)]
+    workers.start(2, "task", {}, (0,))
+    assert workers.poll(0.0) == [ray.TaskEnd(2, "lost", reason="its node is gone"), ray.Lost(0)]
+
+
 def test_what_is_missing_or_no_cluster_is_refused_in_one_line(tmp_path, monkeypatch):
     (tmp_path / "jobs.csv").write_text("job_id,workload_id,steps\na,W1,1\n")
 
@@ -104,7 +163,7 @@ def test_what_is_missing_or_no_cluster_is_refused_in_one_line(tmp_path, monkeypa
     assert "--engine ray" in said("--address=127.0.0.1:1")
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "ray", None)
-        assert "needs Ray: pip install -e '.[cluster]'" in said("--engine=ray")
+        assert "Ray is not installed: pip install -e '.[cluster]'" in said("--engine=ray")
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
     assert "no Ray cluster answers at 127.0.0.1:1" in said("--engine=ray", "--address=127.0.0.1:1")
     assert "HOST:PORT" in said("--engine=ray", "--address=ray://localhost")

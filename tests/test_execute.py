@@ -10,18 +10,19 @@ from functools import partial
 import numpy as np
 import psutil
 import pytest
-from sqlalchemy import update
+from sqlalchemy import delete, update
 
 from lib import locks
-from lib.schedule.loop import Loop
+from lib.schedule.loop import Back, Loop, Lost
 from lib.schedule.policies import by_priority, policy_for
 from lib.schedule.run import backend, jobs, processes
 from lib.schedule.run.backend import QueueBackend, QueueClosedError, TimeLimit
 from lib.schedule.run.database import leadership, open_engine
 from lib.schedule.run.processes import ProcessWorkers
 from lib.schedule.run.queue import Queue, QueueJob
+from lib.schedule.run.slots import Slot
 from lib.schedule.state import Restart, Start, Wait
-from tests import killed, nightly, refused
+from tests import killed, nightly, refused, until
 from tests.killed import InlineWorkers, prepared, two_slots
 from tests.postgres import postgres  # noqa: F401
 
@@ -29,7 +30,8 @@ LIMIT = TimeLimit(5.0, 15.0)  # a worker that replaces another one takes some of
 
 
 def job(name, task, devices=1, **arguments):
-    return QueueJob(job_id=name, task=f"tests.light:{task}", arguments=arguments, devices=devices, job_class=task)
+    return QueueJob(job_id=name, task=f"tests.light:{task}", arguments=arguments, devices=devices, job_class=task,
+                    arrival_s=0.0, memory_mb=0.0, cpu_cores=0.0)
 
 
 def sleeping(count, seconds=0.01):
@@ -44,6 +46,11 @@ def run(rows, folder, policy="fcfs", workers=None, limit=LIMIT, **columns):
 
 def inline(rows, folder, **options):
     return run(rows, folder, workers=InlineWorkers(two_slots()), **options)
+
+
+def spawned():
+    """Return the processes that this one has spawned."""
+    return [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
 
 
 def check(attempts, ends, rows):
@@ -66,12 +73,12 @@ def test_faults_lose_nothing(tmp_path, seed):
     """Every kind of fault, once or always, in an order that the seed draws; no process is left, no worker imports torch."""
     rows = [*(job(fault, "marked", path=str(tmp_path / fault), value=fault, fault=fault) for fault in ONCE),
             *(job(f"always {fault}", fault) for fault in ALWAYS), *sleeping(4), job("nan", "nothing"),
-            job("both", "where", devices=2)]
+            job("both", "where", devices=2), job("both fail", "fail", devices=2),
+            job("both killed", "marked", path=str(tmp_path / "both"), fault="kill", devices=2)]
     order = np.random.default_rng(seed).permutation(len(rows))
     attempts, ends, notes = run([rows[place] for place in order], tmp_path / "run", ("fcfs", "mct", "hybrid")[seed % 3])
     check(attempts, ends, rows)
-    assert not psutil.Process().children() or all("slot" not in " ".join(child.cmdline())
-                                                  for child in psutil.Process().children())
+    assert not spawned()
     ends, stories = ends.set_index("job_id"), attempts.groupby("job_id")["status"].apply(" ".join)
     for fault in ONCE:
         assert ends["result"][fault] == {"value": fault} and (tmp_path / f"{fault}.done").read_text() == "done\n"
@@ -85,6 +92,7 @@ def test_faults_lose_nothing(tmp_path, seed):
     assert ends["result"]["j1"] == {"value": 1, "torch": False} and ends["result"]["nan"] == {"value": None}
     both = ends["result"]["both"]
     assert both["devices"] == ["cpu", "cpu"] and stories["both"] == "done done"
+    assert stories["both killed"] == "retried retried done done" and stories["both fail"] == "retried " * 4 + "failed failed"
     assert any(note.startswith("kill on cpu[") and "killed (signal 9)" in note for note in notes)
 
 
@@ -127,10 +135,37 @@ def test_a_running_job_is_moved_and_tidies_up(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_workers_that_cannot_start_are_told_and_not_tried_for_ever(tmp_path):
-    with refused("3 workers in a row could not start, the last: .*no function 'tests.light:no'"):
+    with refused(r"no slot is left: 3 workers in a row could not start on cpu\[0\]: .*no function 'tests.light:no'"):
         ProcessWorkers(two_slots()[:1], warm_up="tests.light:no")
+    assert not spawned()
     attempts, ends, _ = run(sleeping(2), tmp_path)
     check(attempts, ends, sleeping(2))  # what could not begin goes on when it can
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("heard", [False, True])
+def test_a_slot_on_which_no_worker_starts_is_lost_and_the_others_go_on(tmp_path, capsys, heard):
+    """Also where its loss was heard before the run, by the probes."""
+    workers = ProcessWorkers([two_slots()[0], Slot("cpu[1]", cores=(10**4,), core_count=1)], warm_up="")
+    if heard:
+        assert workers.poll(0.0) == [Lost(1)]
+    attempts, ends, _ = run(sleeping(3), tmp_path, workers=workers)
+    check(attempts, ends, sleeping(3))
+    assert attempts["status"].isin(("done", "lost")).all() and (attempts["status"] == "lost").sum() == heard
+    assert "a slot is lost: 3 workers in a row could not start on cpu[1]" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_death_of_an_idle_worker_costs_no_try_and_one_that_is_dead_can_be_stopped(tmp_path):
+    workers = ProcessWorkers(two_slots()[:1], warm_up="")
+    workers.start(1, "tests.light:hang", {}, (0,))
+    for end in (lambda: workers.stop(1), lambda: None):
+        workers._processes[0].service._process.kill()
+        while multiprocessing.active_children():  # which reaps it
+            time.sleep(0.01)
+        end()
+    attempts, _, _ = run(sleeping(1), tmp_path, workers=workers)
+    assert attempts["status"].tolist() == ["done"]
 
 
 # ------------------------------------------------------------------------------------------- kills and full disks
@@ -144,9 +179,9 @@ def test_a_leader_that_is_killed_leaves_no_worker_and_its_run_goes_on(tmp_path):
 
     leader = multiprocessing.get_context("spawn").Process(target=run, args=(rows(), tmp_path / "run"))
     leader.start()
-    until = time.monotonic() + 120
-    while not (tmp_path / "long").exists() and time.monotonic() < until:
-        time.sleep(0.02)
+    until((tmp_path / "long").exists, 120)
+    with closing(Queue(open_engine(tmp_path / "run/queue.sqlite"))) as queue:
+        until(lambda: len(queue.ends()) == 3)
     workers = psutil.Process(leader.pid).children(recursive=True)
     assert len([worker for worker in workers if "spawn_main" in " ".join(worker.cmdline())]) == 2
     leader.kill()
@@ -176,8 +211,50 @@ def test_what_failed_for_want_of_space_is_tried_by_the_next_call(tmp_path):
     assert set(ends["status"]) == {"failed"} and len(attempts) == 6
     assert "No space left on device" in ends.set_index("job_id").loc["full", "reason"]
     (tmp_path / "space").touch()
-    attempts, ends, _ = inline(rows(), tmp_path / "run")
+    with closing(Queue(open_engine(tmp_path / "run/queue.sqlite"))) as queue:
+        queue.recover(lambda reason: "No space" in reason)
+        assert "No space" in queue.jobs(QueueJob.status == "queued")[0].reason
+    later = rows()
+    later[0].deadline_s, later[0].memory_mb = 60.0, 1.0
+    attempts, ends, _ = inline(later, tmp_path / "run")
     assert ends.set_index("job_id")["status"].to_dict() == {"bad": "failed", "full": "done"} and len(attempts) == 7
+    with closing(Queue(open_engine(tmp_path / "run/queue.sqlite"))) as queue:
+        row = queue.jobs()[0]
+        assert (row.deadline_s, row.memory_mb) == (60.0, 1.0), "a file of jobs may change so much"
+
+
+class Silent(InlineWorkers):
+    """Workers whose tasks do not end."""
+
+    def start(self, *_):
+        pass
+
+    def poll(self, timeout_s):
+        time.sleep(timeout_s)
+        return []
+
+
+def test_a_job_is_tried_three_times_over_all_calls(tmp_path):
+    """One on two slots that hangs, tried before by a leader that was killed in the second attempt."""
+    with closing(Queue(open_engine(tmp_path / "queue.sqlite"))) as queue:
+        queue.submit([job("both", "hang", devices=2)])
+        queue.end(1, queue.start(1, "cpu[0] + cpu[1]", 0.0), 0.1, "retried", "it hung")
+        queue.start(1, "cpu[0] + cpu[1]", 0.2)
+    attempts, ends, _ = run([job("both", "hang", devices=2)], tmp_path, workers=Silent(two_slots()), limit=TimeLimit(1.0, 0.1))
+    assert attempts["status"].tolist()[::2] == ["retried", "lost", "retried", "failed"] and len(attempts) == 8
+    assert ends["reason"].tolist() == ["not done after its time limit of 0.1 s (attempt 3 of 3)"]
+
+
+def test_a_node_of_a_new_kind_may_join(tmp_path):
+    class Growing(InlineWorkers):
+        def poll(self, timeout_s):
+            if len(self.slots) == 1:
+                self.slots.append(Slot("cuda@b[0]", "cuda@b"))
+                return [Back(1), *super().poll(timeout_s)]
+            return super().poll(timeout_s)
+
+    attempts, ends, _ = run(sleeping(3), tmp_path, workers=Growing([Slot("cpu@a[0]", "cpu@a")]))
+    assert set(ends["status"]) == {"done"} and set(attempts["device"]) == {"cpu@a[0]"}
 
 
 def test_a_queue_is_read_by_its_owner_alone_and_led_by_one_process(tmp_path):
@@ -186,7 +263,8 @@ def test_a_queue_is_read_by_its_owner_alone_and_led_by_one_process(tmp_path):
         queue.submit(sleeping(2))
         path.chmod(0o644)
     with closing(Queue(open_engine(path))) as queue:
-        assert queue.start(1, "cpu", 0.0) == 1 and queue.start(1, "cpu", 0.0) == 0
+        assert queue.start(1, "cpu", 0.0) == 1 and queue.start(1, "cpu", 0.5) == 0
+        assert queue.start(1, "cpu", 0.0) == 1, "its answer was lost, and it is asked again"
         assert {one.stat().st_mode & 0o777 for one in tmp_path.glob("queue.sqlite*")} == {0o600}
     with locks.writer(path), refused("being written by another process"):
         inline(sleeping(2), tmp_path)
@@ -226,7 +304,7 @@ class Served:
         def policy(state, predict):
             return by_priority(state, predict, policy_for("fcfs"), self.backend.priorities())
 
-        with leadership(self.engine), pytest.raises(QueueClosedError):
+        with leadership(self.engine) as self.backend.lead, pytest.raises(QueueClosedError):
             Loop(policy, self.backend).run()
 
     def until(self, condition, within_s=30):
@@ -273,6 +351,30 @@ def test_jobs_come_are_cancelled_and_change_their_priority_while_a_queue_is_led(
         assert {row.device for row in queue.jobs(QueueJob.job_id.in_(("a", "b")))} == {"cpu[0]", "cpu[1]"}
 
 
+def test_a_job_that_ends_as_it_is_cancelled_has_ended(tmp_path, monkeypatch):
+    class Cancelling(InlineWorkers):
+        def start(self, *task):
+            super().start(*task)
+            cancelled.append(served.queue.cancel("j0"))
+
+    monkeypatch.setattr(backend, "_POLL_S", 0.0)
+    cancelled, rows = [], sleeping(2)
+    with closing(Served(tmp_path / "queue.sqlite", Cancelling(two_slots()))) as served:
+        for number, row in enumerate(rows, start=1):
+            served.queue.submit([row])
+            served.until(lambda number=number: list(served.statuses().values()) == ["done"] * number)
+    assert cancelled == [True, False]
+
+
+def test_a_number_is_given_once(tmp_path):
+    with closing(Queue(open_engine(tmp_path / "queue.sqlite"))) as queue:
+        queue.submit(sleeping(2))
+        with queue.writing() as session:
+            session.execute(delete(QueueJob).where(QueueJob.number == 2))
+        queue.submit([job("new", "sleep")])
+        assert [row.number for row in queue.jobs()] == [1, 3]
+
+
 @pytest.mark.slow
 def test_a_postgresql_has_one_leader_and_one_that_was_away_goes_on(postgres, monkeypatch, capfd):  # noqa: F811
     """Ends that could not be written are, when it is back."""
@@ -280,12 +382,16 @@ def test_a_postgresql_has_one_leader_and_one_that_was_away_goes_on(postgres, mon
     with closing(Served(postgres.url, InlineWorkers(two_slots()))) as served:
         served.queue.submit(sleeping(3, 0.3))
         served.until(lambda: "running" in served.statuses().values() or "done" in served.statuses().values())
-        with refused("another process leads the queue of postgresql"), leadership(open_engine(postgres.url)):
-            pass
+        def refuse_others():
+            with refused("another process leads the queue of postgresql"), leadership(open_engine(postgres.url)):
+                pass
+
+        refuse_others()
         postgres.stop()
         time.sleep(1.0)
         postgres.start()
         served.until(lambda: set(served.statuses().values()) == {"done"})
+        refuse_others()
         attempts = served.queue.attempts()
     assert attempts["status"].tolist() == ["done"] * 3
     assert os.linesep.join(capfd.readouterr().err.splitlines()).count("the queue waits for its database") >= 1

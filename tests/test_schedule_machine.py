@@ -15,9 +15,11 @@ from lib.schedule.loop import Back, Cancelled, Ended, Loop, Lost
 from lib.schedule.policies import by_priority, policy_for
 from lib.schedule.problem import PER_TYPE, Fleet, Jobs, Problem
 from lib.schedule.simulate import Faults, SimulatedBackend, simulate, table
+from lib.schedule.state import Start
 from tests import FEW
 from tests.schedules import check_schedule
 
+ALONE = ("hybrid for energy", "hybrid for price")  # these place jobs on one device alone
 CASES = [*BASELINES, *(f"hybrid for {objective}" for objective in OBJECTIVES)]
 pytestmark = pytest.mark.slow
 SEEDS = st.integers(0, 10**6)
@@ -54,6 +56,7 @@ class UnreliableBackend(SimulatedBackend):
     def __init__(self, problem, seed, quiet_s=60.0):
         super().__init__(problem, Faults(0.2, seed=seed))
         self._chance, self._quiet_s, self._on, self._away = np.random.default_rng(seed), quiet_s, {}, set()
+        self.cancelled = set()
 
     def start(self, attempt, job, devices):
         super().start(attempt, job, devices)
@@ -76,7 +79,9 @@ class UnreliableBackend(SimulatedBackend):
                 del self._running[attempt]
             return [*happened, *(Ended(attempt, "lost") for attempt in ran), Lost(device)]
         if self._chance.random() < 0.1:
-            return [*happened, Cancelled(int(self._chance.integers(len(self.problem.jobs))))]
+            job = int(self._chance.integers(len(self.problem.jobs)))
+            self.cancelled.add(job)
+            return [*happened, Cancelled(job)]
         return happened
 
 
@@ -85,7 +90,7 @@ class UnreliableBackend(SimulatedBackend):
 @given(seed=SEEDS, gangs=st.booleans())
 def test_nothing_is_lost_whatever_happens(case, seed, gangs):
     problem = a_world(seed)
-    if gangs:
+    if gangs and case not in ALONE:
         most = problem.fleet.counts[np.isfinite(problem.predicted_s).argmax(axis=1)]
         wanted = np.minimum(np.random.default_rng(seed).integers(1, 3, len(problem.jobs)), most)
         fleet = replace(problem.fleet, host_cores=np.inf, memory_mb=np.full(len(problem.fleet.types), np.nan))
@@ -96,9 +101,36 @@ def test_nothing_is_lost_whatever_happens(case, seed, gangs):
     rows = pd.DataFrame(loop.rows).drop_duplicates(["job", "attempt"])
     ends = rows[rows["status"].isin(["done", "failed", "cancelled"])].groupby("job")["status"].agg(list)
     assert (ends.map(len) == 1).all(), "a job ends once"
+    assert set(ends.index) | backend.cancelled == set(range(len(problem.jobs))), "no job is lost"
     assert not backend._running
-    for _, attempts in table(problem, loop.rows).sort_values("start_s").groupby("device_index"):
-        assert (attempts["start_s"].to_numpy()[1:] >= attempts["end_s"].to_numpy()[:-1] - 1e-9).all()
+    failures = rows[rows["status"].isin(["retried", "failed"])].groupby("job")["status"].agg(list)
+    assert all(("failed" in statuses) == (len(statuses) == 3) for statuses in failures), "a job is tried three times"
+    attempts = table(problem, loop.rows)
+    for _, here in attempts.sort_values("start_s").groupby("device_index"):
+        assert (here["start_s"].to_numpy()[1:] >= here["end_s"].to_numpy()[:-1] - 1e-9).all()
+    jobs, types = attempts["job"].to_numpy(), problem.fleet.type_of[attempts["device_index"]]
+    assert problem.feasible[jobs, types].all()
+    start_s, end_s = attempts["start_s"].to_numpy(), attempts["end_s"].to_numpy()
+    together = (start_s <= start_s[:, None]) & (end_s > start_s[:, None] + 1e-9)
+    assert (together @ problem.cores[jobs, types] <= problem.fleet.host_cores + 1e-9).all()
+
+
+@pytest.mark.parametrize("case", ["fcfs", "spt", "affinity", "edf"])
+@FEW
+@given(seed=SEEDS)
+def test_no_device_idles_while_a_waiting_job_could_run_there(case, seed):
+    problem = a_world(seed)
+    problem = replace(problem, fleet=replace(problem.fleet, host_cores=np.inf))
+
+    def checked(state, predict):
+        actions = a_policy(case)(state, predict)
+        idle = np.setdiff1d(state.free, [action.device for action in actions])
+        left = np.setdiff1d(state.waiting, [action.job for action in actions])
+        can_run = np.isfinite(predict.table[np.ix_(left, state.type_of[idle])])
+        assert not can_run.any()
+        return actions
+
+    check_schedule(simulate(problem, checked))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -157,8 +189,26 @@ def test_names_and_places_do_not_matter(case, seed):
     assert ends[0] == pytest.approx(ends[1], rel=1e-12)
 
 
-def test_jobs_of_higher_priority_start_first():
-    times, priority = np.array([[1.0], [2.0], [3.0]]), np.array([0, 0, 5])
-    problem = Problem(Jobs.plain(3), Fleet.from_counts({"gpu": 1}), times, times)
-    outcome = simulate(problem, lambda state, predict: by_priority(state, predict, policy_for("spt"), priority))
-    assert outcome.schedule["job"].tolist() == [2, 0, 1]
+TIMES = st.sampled_from([(1.0, 5.0), (2.0, np.inf), (np.inf, 1.0), (5.0, 2.0), (2.0, 2.0)])
+PRIORITIZED = st.tuples(TIMES, st.integers(0, 2), st.sampled_from([0.0, 1.0, 3.0]), st.booleans())
+
+
+@given(case=st.sampled_from(CASES), jobs=st.lists(PRIORITIZED, min_size=4, max_size=12))
+def test_no_job_starts_where_a_job_of_higher_priority_waits(case, jobs):
+    """On each device type the jobs that start are of the highest priority that waits for it; some need two devices."""
+    times, priority, arrival, two = map(np.array, zip(*jobs, strict=True))
+    two &= np.isfinite(times[:, 0]) & (case not in ALONE)
+    times[two, 1] = np.inf  # there is only one GPU
+
+    def checked(state, predict):
+        actions = by_priority(state, predict, a_policy(case), priority)
+        starts = [action for action in actions if isinstance(action, Start)]
+        left = np.setdiff1d(state.waiting, [start.job for start in starts])
+        for start in starts:
+            can_run = np.isfinite(predict.table[left, state.type_of[start.device]])
+            assert priority[start.job] >= priority[left[can_run]].max(initial=0)
+        return actions
+
+    fleet = Fleet.from_counts({"cpu": 2, "gpu": 1}, idle_w=[5, 50], busy_w=[60, 300], price_per_hour=[1, 9])
+    problem = Problem(replace(Jobs.plain(len(jobs), arrival), devices=1 + two), fleet, times, times)
+    assert simulate(problem, checked).schedule["job"].nunique() == len(jobs)

@@ -1,5 +1,8 @@
 """Tasks of workers: a workload for a number of steps, which resumes from its last state, and its probe."""
 
+import shutil
+from math import isnan
+
 import pytest
 import torch
 
@@ -33,11 +36,21 @@ def test_a_workload_that_is_stopped_ends_with_the_weights_of_one_that_is_not(hom
         patched.setattr(tasks, "_SAVE_S", 0.0)
         patched.setattr(distributed, "save_state", save_and_stop)
         tasks.workload("W1", 6, str(home / "cut"), ["cpu"], 1)
+    for copy in ("ended", "torn"):
+        shutil.copytree(home / "cut", home / copy)
     resumed = tasks.workload("W1", 6, str(home / "cut"), ["cpu"], 1)
     assert resumed["trained"] == 2 and not distributed.states(home / "cut")
     expected, found = (weights.load(home / name / "weights.pt") for name in ("whole", "cut"))
     for name, value in expected.items():
+        if len(devices) == 1:
+            assert torch.equal(found[name], value), name
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5)  # two processes add in another order
+    ended = tasks.workload("W1", 4, str(home / "ended"), ["cpu"], 1)
+    assert ended["trained"] == 0 and isnan(ended["loss"])
+    (model,) = (home / "torn").glob("state-*/*model*")
+    model.write_bytes(model.read_bytes()[:100])
+    with refused("torn/state-00000004 is no state of this run"):
+        tasks.workload("W1", 6, str(home / "torn"), ["cpu"], 1)
 
 
 def test_a_probe_times_a_step_and_the_set_up(home):

@@ -1,6 +1,7 @@
 """The verbs of scheduling: ``schedule`` (simulated), ``run-jobs`` (real). Imports nothing heavy."""
 
 import argparse
+import io
 from pathlib import Path
 
 from lib.cli.options import a_path, add_verb, flag, new_file, number, option, whole
@@ -51,11 +52,14 @@ def _drawn(record, path: Path) -> Path:
     """Draw a run as a Gantt chart, as measured and as simulated; return its file."""
     import matplotlib as mpl
 
-    mpl.use("agg")  # a command opens no window
+    from lib import files
     from lib.schedule.gantt import gantt
 
+    mpl.use("agg")  # a command opens no window
     figure = gantt(record.side_by_side(), record.job_classes, record.facts["bound_s"])
-    figure.savefig(path, metadata={"Date": None})
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="svg", metadata={"Date": None})
+    files.replace(path, drawn.getvalue())
     return path
 
 

@@ -19,8 +19,7 @@ from lib.dashboard.api import Board, api
 from lib.dashboard.bodies import FieldsError, reasons
 from lib.dashboard.pages import FOLDER, pages, render
 from lib.errors import InputError
-from lib.schedule.run.database import AWAY
-from lib.schedule.run.queue import QueueAwayError
+from lib.schedule.run.database import AWAY, QueueAwayError
 
 
 def create_app(board: Board, most_bytes: int = 1_000_000) -> FastAPI:

@@ -17,9 +17,9 @@ from lib.schedule.loop import Loop
 from lib.schedule.policies import by_priority, policy_for
 from lib.schedule.run import ray
 from lib.schedule.run.backend import QueueBackend, QueueClosedError, TimeLimit, Workers
-from lib.schedule.run.database import AWAY, leadership
+from lib.schedule.run.database import AWAY, QueueAwayError, leadership
 from lib.schedule.run.processes import WARM_UP, ProcessWorkers
-from lib.schedule.run.queue import DONE, QUEUED, QueueAwayError, QueueJob
+from lib.schedule.run.queue import DONE, QUEUED, QueueJob
 from lib.schedule.run.slots import Slot, slots_here
 
 AGAIN_S, LOOK_S = 5.0, 0.5
@@ -49,7 +49,7 @@ class Runner:
         if self._threads:
             return
         with ExitStack() as opened:
-            opened.enter_context(leadership(self._database.engine))
+            self._take_lead = opened.enter_context(leadership(self._database.engine))
             if self._ray_address:
                 self._cluster = opened.enter_context(ray.cluster(self._ray_address))
             elif not self._slots:
@@ -98,13 +98,14 @@ class Runner:
                 self._wait_after("the queue", error)
 
     def _serve(self, workers: Workers) -> None:
+        self._take_lead()
         self.refresh()
         self._queue.recover()
         self._predict_again()  # what was predicted is gone with the last server
         self._backend = backend = QueueBackend(
             self._queue, workers, self._predictions.seconds, time.time, live=True,
             time_limit=TimeLimit(least_s=LIMIT_S), explain=self._predictions.placement,
-            reserved=lambda: self._reserved, on_end=self._ended)
+            reserved=lambda: self._reserved, on_end=self._ended, lead=self._take_lead)
         if self._over.is_set():
             backend.close()
         policy = policy_for("hybrid")

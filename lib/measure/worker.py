@@ -137,6 +137,10 @@ class Worker:
         self._process.join(_JOIN_S)
         return f"the worker {death(self._process.exitcode)}"
 
+    def terminate(self) -> None:
+        """Send the process SIGTERM, which its target may handle; nothing if it has ended."""
+        self._process.terminate()
+
     def shut_down(self) -> None:
         """End the process at once."""
         self._process.kill()

@@ -87,7 +87,9 @@ def schedule(problem: Problem, policy: str = "hybrid", objective: str = "makespa
     outcome = simulate(problem, chosen)
     if sigma is None:
         return Answer(policy, objective, outcome)
-    planned = simulate(replace(problem, actual_s=problem.predicted_s), chosen)
+    planned = outcome
+    if problem.actual_s is not problem.predicted_s:
+        planned = simulate(replace(problem, actual_s=problem.predicted_s), chosen)
     return Answer(policy, objective, outcome, risk.assess(planned, sigma, limit_risk))
 
 

@@ -4,14 +4,14 @@ import numpy as np
 
 from lib.schedule import bounds
 
-_ROUNDS, _ROUNDS_TIMES_JOBS = 100, 12_000  # most rounds of a search
+ROUNDS, _ROUNDS_TIMES_JOBS = 100, 12_000  # most rounds of a search
 _PROVEN = 1e-5  # relative distance from the lower bound at which a search ends
 _GAIN = 1e-9  # relative gain that a move or a swap must have
 _DISTURBED = 4  # pairs of jobs that change places before the next round
 
 
 def assign(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, cost_s: np.ndarray | None,
-           margin: float, search: bool) -> tuple[np.ndarray, float]:
+           margin: float, rounds: int | None) -> tuple[np.ndarray, float]:
     """Assign jobs to devices so that the makespan, or the sum of makespan and costs, is short.
 
     Returns the device of each job, and a lower bound of the makespan in s.
@@ -22,7 +22,8 @@ def assign(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, cost_s: 
         ready_s: when each device is free, s.
         cost_s: what a job adds on each type (jobs, types) to the sum; None: the makespan alone.
         margin: factor on the time of a job where it is not fastest; so long it must fit.
-        search: improve the rounded assignment by moves and swaps.
+        rounds: improve the rounded assignment by moves and swaps, and so often again after a
+            disturbance; None: leave it as it is rounded.
     """
     counts = np.bincount(type_of, minlength=times.shape[1])
     busy_s = np.bincount(type_of, ready_s, minlength=times.shape[1])
@@ -33,8 +34,8 @@ def assign(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, cost_s: 
     else:
         relaxed = bounds.relaxation(times, counts, busy_s, cost_s=cost_s)
     device_of = rounded(times, relaxed.share, type_of, ready_s)
-    if search:
-        rounds = min(_ROUNDS, _ROUNDS_TIMES_JOBS // len(times))
+    if rounds is not None:
+        rounds = min(rounds, _ROUNDS_TIMES_JOBS // len(times))
         exchanges = Exchanges(times, type_of, ready_s, cost_s)
         device_of = exchanges.search(device_of, relaxed.makespan_s, rounds)
     return device_of, relaxed.makespan_s

@@ -39,17 +39,21 @@ def split(table: np.ndarray, job_class: np.ndarray) -> Split:
     group = np.where(job_class < 0, job_class.max() + 1, job_class)
     finite = np.isfinite(table)
     logs = np.where(finite, np.log(np.where(finite, table, 1.0) / table[finite].max()), np.nan)
-    members = (np.arange(group.max() + 1)[:, None] == group).astype(float)
-    counts = np.maximum(members @ finite, 1)  # (classes, types)
+    counts = np.maximum(by_class(finite, group), 1)  # (classes, types)
     size = np.nanmean(logs, axis=1, keepdims=True)
     for _ in range(3):  # by turns, since some times are missing
-        preference = members @ np.nan_to_num(logs - size) / counts
+        preference = by_class(np.nan_to_num(logs - size), group) / counts
         size = np.nanmean(logs - preference[group], axis=1, keepdims=True)
     rest, types, sigma = logs - size - preference[group], table.shape[1], 0.0
     if types > 1 and (job_class >= 0).any():
         excess = float(np.nanmean(rest[job_class >= 0] ** 2)) - USUAL_REST**2
         sigma = (max(0.0, excess) / (1 - 1 / types)) ** 0.5
     return Split(table, group, rest, sigma)
+
+
+def by_class(values: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """Return the sums (classes, types) of values (jobs, types) over the jobs of each class."""
+    return np.column_stack([np.bincount(group, column) for column in values.T])
 
 
 def estimate(state: State, predict: Predict) -> Estimate:

@@ -73,14 +73,16 @@ def without_predictions(problem: Problem) -> Problem:
     return replace(problem, predicted_s=np.where(np.isfinite(problem.actual_s), 1.0, np.inf))
 
 
-def deadlines_of_networks(seeds: int, reference: str = "", count: int = 12) -> pd.DataFrame:
-    """Return for drawn deadlines the stated ``probability`` and whether they were ``kept``.
+def deadlines_of_networks(seeds: int, reference: str = "", count: int = 12) -> tuple[pd.DataFrame, str]:
+    """Return for drawn deadlines the stated ``probability`` and whether they were ``kept``, and a note.
+
+    The note is empty, or says which other machine stands in for the reference.
 
     Inference passes of networks that the CPU's model never saw, on two CPU slots, are planned by
     predictions, and run for the measured times.
     """
     what = "held-out predictions of networks"
-    machine, _ = archive.stand_in(_HELD_OUT, what, reference)
+    machine, note = archive.stand_in(_HELD_OUT, what, reference)
     table = csv_files.frame(archive.machine_with(_HELD_OUT, what, machine)[1])
     usable = (table["mode"] == "infer") & (table["verdict"] != "unusable") & ~table["tuning"].astype(bool)
     rng, policy, rows = np.random.default_rng(5), policy_for("fcfs"), []
@@ -94,7 +96,7 @@ def deadlines_of_networks(seeds: int, reference: str = "", count: int = 12) -> p
         chances = risk.assess(replace(plan, problem=asked), risk.spread(problem, high)).in_time
         run = simulate(replace(problem, actual_s=measured), policy)
         rows.append(pd.DataFrame({"probability": chances, "kept": _ends(run) <= due}))
-    return pd.concat(rows, ignore_index=True)
+    return pd.concat(rows, ignore_index=True), note
 
 
 def _ends(outcome: Outcome) -> np.ndarray:

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from lib.errors import InputError
 from lib.schedule import energy, estimates
-from lib.schedule.assignment import assign
+from lib.schedule.assignment import ROUNDS, assign
 from lib.schedule.baselines import MATCHED, affinity, aging, allox, edf
 from lib.schedule.estimates import Estimate
 from lib.schedule.state import Action, Predict, Restart, Running, Starts, State, Wait
@@ -46,8 +47,11 @@ class Memory:
 def hybrid(state: State, predict: Predict, objective: str = "makespan") -> list[Action]:
     """Start waiting jobs in pursuit of an objective; restart running jobs where that pays.
 
-    Raises InputError where the objective needs watts or prices that are missing.
+    Raises InputError where the objective needs watts or prices that are missing, and for energy or
+    price where jobs need several devices.
     """
+    if objective in ("energy", "price") and (state.jobs.gang > 1).any():
+        raise InputError(f"the objective {objective} is not pursued where jobs need several devices at once")
     memory = state.memory.setdefault("hybrid", Memory())
     estimate = estimates.estimate(state, predict)
     memory.late |= not estimate.exact
@@ -124,11 +128,12 @@ def update_assignment(state: State, estimate: Estimate, memory: Memory, objectiv
     ready_s = np.zeros(len(state.fleet))
     for ran in state.running:
         ready_s[ran.device] = left_s(state, estimate, ran)
-    cost_s = None
+    cost_s, rounds = None, None if memory.late else ROUNDS
     if objective != "makespan":
         cost_s = energy.objective_cost_s(state, jobs, times, objective)
-    margin, search = np.exp(MARGIN * estimate.sigma), not memory.late or objective != "makespan"
-    rows, least_s = assign(times, state.type_of[present], ready_s[present], cost_s, margin, search)
+        rounds = 0 if memory.late and len(memory.present) else ROUNDS  # assigned again: in less time
+    margin = np.exp(MARGIN * estimate.sigma)
+    rows, least_s = assign(times, state.type_of[present], ready_s[present], cost_s, margin, rounds)
     memory.device_of[jobs], memory.present = present[rows], present
     memory.finished, memory.end_s = finished, state.now_s + least_s
 

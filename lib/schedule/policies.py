@@ -30,7 +30,10 @@ def policy_for(name: str, objective: str = "makespan") -> Policy:
 
 
 def by_priority(state: State, predict: Predict, policy: Policy, priority: np.ndarray) -> list[Action]:
-    """Let ``policy`` place jobs of the highest priority (jobs) first, the next on what is left."""
+    """Let ``policy`` place the jobs of the highest priority first, then those of the next, by ``priority`` (jobs).
+
+    No job starts on a device type while a job of higher priority waits that can run there.
+    """
     actions: list[Action] = []
     free, free_cores = state.free, state.free_cores
     for level in sorted(set(priority[state.waiting].tolist()), reverse=True) or [0]:
@@ -45,6 +48,10 @@ def by_priority(state: State, predict: Predict, policy: Policy, priority: np.nda
                 starts.idle(state.type_of[action.device]).remove(action.device)
         free = np.array(sorted(device for kind in range(len(state.counts)) for device in starts.idle(kind)), int)
         free_cores = starts.free_cores
+        started = [action.job for action in decided if isinstance(action, Start)]
+        still_waiting = seen.waiting[~np.isin(seen.waiting, started)]
+        wanted = np.isfinite(predict.table[still_waiting]).any(axis=0)
+        free = free[~wanted[state.type_of[free]]]
     return actions
 
 

@@ -14,8 +14,9 @@ import pandas as pd
 from lib.errors import InputError
 from lib.schedule.loop import Arrived, Back, Cancelled, Ended, Event, Lost
 from lib.schedule.problem import Jobs, Problem
+from lib.schedule.run.database import QueueAwayError
 from lib.schedule.run.processes import ProcessWorkers, TaskEnd
-from lib.schedule.run.queue import CANCELLED, OPEN, TOGETHER, Queue, QueueAwayError, QueueJob
+from lib.schedule.run.queue import CANCELLED, OPEN, TOGETHER, Queue, QueueJob
 from lib.schedule.run.ray import RayWorkers
 from lib.schedule.run.slots import fits, fleet_of, needs
 
@@ -59,6 +60,7 @@ class QueueBackend:
     whose database is away is waited for; for another one that is an InputError. ``explain`` says
     why a job runs on a type, ``reserved`` names slots on which nothing may start now; ``on_end``
     is called with job, device type, status, seconds and reason of each attempt that is over.
+    ``lead``, of ``database.leadership``, is called before the queue is changed or read.
     """
 
     queue: Queue
@@ -70,6 +72,7 @@ class QueueBackend:
     explain: Callable[[QueueJob, str], str] = _nothing
     reserved: Callable[[], set[str]] = set
     on_end: Callable[[QueueJob, str, str, float, str], Any] = _nothing
+    lead: Callable[[], Any] = _nothing
 
     def __post_init__(self):
         self._jobs: list[QueueJob] = []  # by their number in the problem
@@ -77,10 +80,11 @@ class QueueBackend:
         self._open: dict[int, int] = {}  # number in the queue -> in the problem
         self._arrivals: list[tuple[float, int]] = []  # a heap
         self._running: dict[int, _Attempt] = {}
-        self._failures: Counter[int] = Counter()
         self._taken: set[int] = set()  # devices that are reserved
         self._problem: Problem | None = None
         self._closed, self._slot_count = False, len(self.workers.slots)
+        attempts = self._insist(self.queue.attempts).drop_duplicates(["job_id", "attempt"])
+        self._failures = Counter(attempts.loc[attempts["status"] == "retried", "job_id"])
         self._changes()
 
     @property
@@ -133,14 +137,14 @@ class QueueBackend:
         """Wait until something happens, or until ``until_s``; None when all jobs have ended."""
         while not self._closed:
             events = self._overdue()
-            if self.live and self.now_s >= self._next_look_s:
-                events += self._changes()
             while self._arrivals and self._arrivals[0][0] <= self.now_s:
                 events.append(Arrived(heapq.heappop(self._arrivals)[1]))
             if not (events or self.live or self._running or self._arrivals or until_s < np.inf):
                 return None
             for event in self.workers.poll(0.0 if events else self._patience_s(until_s)):
                 events += self._heard(event)
+            if self.live and self.now_s >= self._next_look_s:  # a job that has ended is no longer
+                events += self._changes()                      # cancelled, one that waits again is
             events += self._reservations()
             if events or self.now_s >= until_s:
                 return events
@@ -165,8 +169,8 @@ class QueueBackend:
         """Note the end of an attempt; return its status: done, failed, retried or lost."""
         status, reason = end.status, end.reason
         if status == "failed":
-            self._failures[attempt.job] += 1
-            tries = self._failures[attempt.job]
+            self._failures[self._jobs[attempt.job].job_id] += 1
+            tries = self._failures[self._jobs[attempt.job].job_id]
             if end.again and tries < TRIES:
                 status = "retried"
             elif tries > 1:
@@ -253,6 +257,7 @@ class QueueBackend:
         said = False
         while True:
             try:
+                self.lead()
                 return change(*arguments)
             except QueueAwayError as error:
                 if not self.live or self._closed:

@@ -2,7 +2,7 @@
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
@@ -12,7 +12,7 @@ from sqlalchemy import event, exc
 from sqlalchemy.orm import DeclarativeBase
 
 from lib import files, locks
-from lib.errors import InputError
+from lib.errors import InputError, one_line
 
 AWAY = (exc.OperationalError, exc.InterfaceError, exc.InternalError, exc.TimeoutError,
         exc.DisconnectionError)
@@ -21,6 +21,25 @@ _LEADER = 0x6461_7368  # the advisory lock of the leader in PostgreSQL
 
 class Base(DeclarativeBase):
     """Base of the tables of a database."""
+
+
+class QueueAwayError(InputError):
+    """The database cannot be reached or written; that may pass, and no job is to blame."""
+
+
+@contextmanager
+def in_one_line(engine: sa.Engine) -> Iterator[None]:
+    """Raise errors of a database as QueueAwayError, or InputError for a damaged file."""
+    where = str(engine.url).removeprefix("sqlite:///")
+    try:
+        yield
+    except AWAY as error:
+        why = one_line(getattr(error, "orig", None) or error)
+        raise QueueAwayError(f"{where} cannot be used ({why}); all that was written before is "
+                             "kept: the same call again resumes") from None
+    except exc.DatabaseError as error:
+        raise InputError(f"{where} is no queue of jobs, or is damaged "
+                         f"({one_line(error.orig)}); name another") from None
 
 
 def open_engine(url: str | Path, wait_s: float = 5.0) -> sa.Engine:
@@ -84,17 +103,24 @@ def _open_sqlite(path: Path, wait_s: float) -> sa.Engine:
 
 
 @contextmanager
-def leadership(engine: sa.Engine) -> Iterator[None]:
-    """Be the only process that leads the queue of a database; InputError where another one does."""
+def leadership(engine: sa.Engine) -> Iterator[Callable[[], None]]:
+    """Be the only process that leads the queue of a database; InputError where another one does.
+
+    Gives a function that makes sure of it: a PostgreSQL that was away has forgotten who leads.
+    """
     if engine.dialect.name == "sqlite":
         with locks.writer(Path(engine.url.database)):
-            yield
+            yield lambda: None
         return
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        def lead() -> None:
+            with in_one_line(engine), connection.begin():  # on a new connection, if this one is lost
+                if not connection.scalar(sa.select(sa.func.pg_try_advisory_lock(_LEADER))):
+                    raise InputError(f"another process leads the queue of {engine.url}; end it, or "
+                                     "name another database")
+
         try:
-            if not connection.scalar(sa.select(sa.func.pg_try_advisory_lock(_LEADER))):
-                raise InputError(f"another process leads the queue of {engine.url}; end it, or "
-                                 "name another database")
-            yield
+            lead()
+            yield lead
         finally:
             connection.invalidate()  # its lock ends with it

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from sqlalchemy import update
 
 from lib import files, paths, store
 from lib.config.definitions import workload
@@ -29,6 +30,8 @@ from lib.schedule.run.record import RunRecord
 from lib.schedule.run.slots import check_fits, fleet_of, slots_here
 from lib.schedule.simulate import Outcome, simulate
 from lib.schedule.state import Policy
+
+_MAY_CHANGE = ("arrival_s", "deadline_s", "memory_mb", "cpu_cores")  # of a job, before a resume
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,8 @@ def execute(prepared: PreparedJobs, out: Path,
     def expected_s(row: QueueJob, device_type: str) -> float:
         # a node that joins later is taken to be as fast as others of its kind
         kind = [name for name in types if name.partition("@")[0] == device_type.partition("@")[0]]
-        return seconds.loc[row.job_id, device_type if device_type in types else kind].min()
+        names = [device_type] if device_type in types else kind
+        return min(seconds.loc[row.job_id, names], default=np.inf)
 
     def show(row: QueueJob, device_type: str, status: str, spent_s: float, reason: str) -> None:
         if status in ("done", "failed"):
@@ -131,6 +135,11 @@ def execute(prepared: PreparedJobs, out: Path,
         elif list(map(_call, known)) != list(map(_call, prepared.rows)):
             raise InputError(f"{out / QUEUE} is the queue of other jobs; name another folder with "
                              "--out")
+        else:
+            with queue.writing() as session:
+                session.execute(update(QueueJob), [
+                    {"number": old.number, **{name: getattr(new, name) for name in _MAY_CHANGE}}
+                    for old, new in zip(known, prepared.rows, strict=True)])
         queue.recover(is_no_space)
         ended, earlier = len(queue.ends()), queue.attempts()[["start_s", "end_s"]]
         begin_s = time.monotonic() - (earlier.max().max() if len(earlier) else 0.0)
@@ -171,7 +180,8 @@ def _in_time(simulated: Outcome) -> dict[str, float]:
 def _keep_durations(prepared: PreparedJobs, attempts: pd.DataFrame, out: Path) -> None:
     notebooks = {row.job_id: row.job_class for row in prepared.rows if row.task == NOTEBOOK}
     types = {slot.name: slot.device_type for slot in prepared.workers.slots}
-    done = attempts[(attempts["status"] == "done") & attempts["job_id"].isin(notebooks)]
+    done = attempts[(attempts["status"] == "done") & attempts["job_id"].isin(notebooks)
+                    & attempts["device"].isin(types)]  # not on slots of an earlier call
     if len(done):
         expected.keep_notebooks(pd.DataFrame({
             "run": str(out.resolve()), "job_id": done["job_id"],

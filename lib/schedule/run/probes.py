@@ -23,10 +23,12 @@ Probes = dict[str, Any]
 def probe(workloads: Iterable[tuple[str, int]], workers: Workers, path: Path) -> Probes:
     """Time workloads, each on so many devices of each type; return the times.
 
-    All slots of a type are at work meanwhile, as they will be in the run. ``path`` keeps the times;
-    what failed is tried again by the next call.
+    All slots of a type are at work meanwhile, as they will be in the run. ``path`` keeps the times
+    for calls with the same slots and threads; what failed is tried again by the next call.
     """
-    probes, wanted = store.read_json(path) if path.exists() else {}, dict.fromkeys(workloads)
+    here = {slot.name: slot.threads for slot in workers.slots}
+    kept = store.read_json(path) if path.exists() else {}
+    probes, wanted = kept["probes"] if kept.get("slots") == here else {}, dict.fromkeys(workloads)
     for device_type in dict.fromkeys(slot.device_type for slot in workers.slots):
         slots = [number for number, slot in enumerate(workers.slots)
                  if slot.device_type == device_type]
@@ -44,7 +46,7 @@ def probe(workloads: Iterable[tuple[str, int]], workers: Workers, path: Path) ->
                         probes[key] = {part: float(np.mean([times[part] for times in done]))
                                        for part in ("step_s", "setup_s")}
                 names = names[len(places):]
-    store.write_json(probes, path)
+    store.write_json({"slots": here, "probes": probes}, path)
     return probes
 
 

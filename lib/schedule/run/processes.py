@@ -11,6 +11,7 @@ import pkgutil
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,12 +21,13 @@ from typing import Any, NamedTuple
 from lib import locks
 from lib.errors import InputError, is_no_space, is_out_of_memory, one_line
 from lib.measure import worker
+from lib.schedule.loop import Lost
 from lib.schedule.run.slots import Slot
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 WARM_UP = "lib.schedule.run.tasks:warm_up"
 READY_S, GRACE_S = 15.0, 5.0  # how long the first workers are waited for, and one that stops
-_STARTS = 3  # workers in a row that may fail to start on a slot
+_STARTS = 3  # of workers in a row that fail on a slot, which is then lost
 
 
 class StopRequest(BaseException):
@@ -100,20 +102,20 @@ def call_on(slots: Sequence[Slot], task: str, arguments: dict[str, Any]) -> Task
 
 @contextmanager
 def _serve(cores: tuple[int, ...],
-           warm_up: str) -> Iterator[tuple[int, Callable[[Any], TaskEnd]]]:
+           warm_up: str) -> Iterator[tuple[None, Callable[[Any], TaskEnd]]]:
     worker.pin(cores)  # before libraries start threads
     signal.signal(signal.SIGTERM, _interrupt)
     if warm_up:
         task_function(warm_up)()
-    yield os.getpid(), lambda request: call_on(*request)
+    yield None, lambda request: call_on(*request)
 
 
 @dataclass(eq=False)
 class _Process:
-    """A worker process; ``pid`` is 0 until it is ready, ``attempt`` 0 while it is idle."""
+    """A worker process; ``attempt`` is 0 while it is idle."""
 
     service: worker.Service
-    pid: int = 0
+    ready: bool = False
     attempt: int = 0
 
 
@@ -123,12 +125,20 @@ class ProcessWorkers:
     def __init__(self, slots: Sequence[Slot], warm_up: str = WARM_UP):
         """Start the workers, and wait until all are ready, but at most 15 s."""
         self.slots, self._warm_up = tuple(slots), warm_up
-        self._ends: list[TaskEnd] = []  # not yet told
-        self._failed_starts = 0  # in a row
-        self._processes = [self._process(slot) for slot in slots]
+        self._events: list[TaskEnd | Lost] = []  # not yet told
+        self._failed_starts: Counter[int] = Counter()  # in a row, by slot
+        self._processes: list[_Process] = []
         until = time.monotonic() + READY_S
-        while not all(process.pid for process in self._processes) and time.monotonic() < until:
-            self._listen(until - time.monotonic())
+        try:
+            for slot in slots:
+                self._processes.append(self._process(slot))
+            while (left_s := until - time.monotonic()) > 0 and not all(
+                    process.ready or self._is_lost(number)
+                    for number, process in enumerate(self._processes)):
+                self._listen(left_s)
+        except BaseException:
+            self.close()
+            raise
 
     def _process(self, slot: Slot) -> _Process:
         variables = {**dict.fromkeys(THREADS, str(slot.threads)), locks.MASK: slot.card,
@@ -139,7 +149,10 @@ class ProcessWorkers:
 
     def start(self, attempt: int, task: str, arguments: dict[str, Any],
               devices: tuple[int, ...]) -> None:
-        """Run a task on slots; its TaskEnd comes from ``poll``."""
+        """Run a task on slots; its TaskEnd comes from ``poll``: lost where no worker could start."""
+        if self._is_lost(devices[0]):
+            self._events += [TaskEnd(attempt, "lost", reason="its slot is lost"), Lost(devices[0])]
+            return
         process = self._processes[devices[0]]
         process.attempt = attempt
         process.service.send(([self.slots[device] for device in devices], task, arguments))
@@ -149,26 +162,24 @@ class ProcessWorkers:
         for number, process in enumerate(self._processes):
             if process.attempt == attempt:
                 process.attempt = 0
-                if process.pid:
-                    os.kill(process.pid, signal.SIGTERM)  # its id until shut_down reaps it
-                if process.pid and process.service.pipe.poll(GRACE_S):
+                if process.ready:
+                    process.service.terminate()
+                if process.ready and process.service.pipe.poll(GRACE_S):
                     self._hear(number)
                 else:
                     self._replace(number)
 
-    def poll(self, timeout_s: float) -> list[TaskEnd]:
-        """Wait until an attempt ends, at most ``timeout_s``; InputError if no worker can start."""
-        if not self._ends:
+    def poll(self, timeout_s: float) -> list[TaskEnd | Lost]:
+        """Return what happened, after at most ``timeout_s``; InputError when no slot is left."""
+        if not self._events:
             self._listen(timeout_s)
-        ends, self._ends = self._ends, []
-        return ends
+        events, self._events = self._events, []
+        return events
 
     def _listen(self, timeout_s: float) -> None:
-        """Wait for the processes that are busy or starting, and hear what they say."""
+        """Wait for the processes, and hear what they say; of an idle one that is its death."""
         pipes = {process.service.pipe: number for number, process in enumerate(self._processes)
-                 if process.attempt or not process.pid}
-        if not pipes:
-            time.sleep(timeout_s)
+                 if not self._is_lost(number)}
         for pipe in wait(pipes, timeout_s):
             self._hear(pipes[pipe])
 
@@ -178,20 +189,32 @@ class ProcessWorkers:
             message = process.service.ready()
         except Exception as error:  # it died, or its warm-up raised something
             if process.attempt:
-                reason = str(error) or one_line(error)
-                self._ends.append(TaskEnd(process.attempt, "failed", reason=reason))
-            self._failed_starts = 0 if process.pid else self._failed_starts + 1
-            if self._failed_starts >= _STARTS:
-                raise InputError(f"{_STARTS} workers in a row could not start, the last: "
-                                 f"{one_line(error)}; the same call again resumes") from None
-            self._replace(number)
+                status, reason = "failed" if process.ready else "lost", str(error) or one_line(error)
+                self._events.append(TaskEnd(process.attempt, status, reason=reason))
+            self._failed_starts[number] = 0 if process.ready else self._failed_starts[number] + 1
+            if self._is_lost(number):
+                self._lose(number, one_line(error))
+            else:
+                self._replace(number)
             return
-        if not process.pid:
-            process.pid, self._failed_starts = message, 0
+        if not process.ready:
+            process.ready, self._failed_starts[number] = True, 0
             return
         if process.attempt:
-            self._ends.append(message._replace(attempt=process.attempt))
+            self._events.append(message._replace(attempt=process.attempt))
         process.attempt = 0
+
+    def _is_lost(self, number: int) -> bool:
+        return self._failed_starts[number] >= _STARTS
+
+    def _lose(self, number: int, reason: str) -> None:
+        """Lose a slot on which no worker can start; InputError if it was the last one."""
+        self._processes[number].attempt = 0
+        self._events.append(Lost(number))
+        line = f"{_STARTS} workers in a row could not start on {self.slots[number].name}: {reason}"
+        if all(map(self._is_lost, range(len(self.slots)))):
+            raise InputError(f"no slot is left: {line}; the same call again resumes")
+        print(f"a slot is lost: {line}", file=sys.stderr, flush=True)
 
     def _replace(self, number: int) -> None:
         """End a worker process that died or did not stop, and start another one on its slot."""

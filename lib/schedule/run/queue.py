@@ -2,7 +2,7 @@
 
 A change of a state is one conditional UPDATE, so each job ends once, whoever else changes its row.
 Times are in seconds of the leader's clock. One process leads (``database.leadership``); others may
-submit, cancel and reorder at any time.
+submit jobs, cancel them and change their ``priority`` at any time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,11 +11,10 @@ from typing import Any
 
 import pandas as pd
 import sqlalchemy as sa
-from sqlalchemy import exc, select, update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from lib.errors import InputError, one_line
-from lib.schedule.run.database import AWAY, Base
+from lib.schedule.run.database import Base, in_one_line
 
 QUEUED, RUNNING, DONE, FAILED, CANCELLED = "queued", "running", "done", "failed", "cancelled"
 OPEN, ENDS = (QUEUED, RUNNING), (DONE, FAILED, CANCELLED)
@@ -26,6 +25,7 @@ class QueueJob(Base):
     """A job: the call that it is, where it may run, and what became of it."""
 
     __tablename__ = "queue_jobs"
+    __table_args__ = {"sqlite_autoincrement": True}  # the number of a deleted job never comes again
     number: Mapped[int] = mapped_column(primary_key=True)  # in the order of submission
     job_id: Mapped[str] = mapped_column(unique=True)
     task: Mapped[str]  # package.module:function
@@ -63,42 +63,25 @@ class QueueAttempt(Base):
     reason: Mapped[str] = mapped_column(default="")
 
 
-class QueueAwayError(InputError):
-    """The database cannot be reached or written; that may pass, and no job is to blame."""
-
-
 class Queue:
     """The queue in a database; methods raise QueueAwayError, or InputError for a damaged file."""
 
     def __init__(self, engine: sa.Engine):
         self.engine = engine
-        with self._one_line():
+        with in_one_line(engine):
             Base.metadata.create_all(engine, [QueueJob.__table__, QueueAttempt.__table__])
-
-    @contextmanager
-    def _one_line(self) -> Iterator[None]:
-        where = str(self.engine.url).removeprefix("sqlite:///")
-        try:
-            yield
-        except AWAY as error:
-            why = one_line(getattr(error, "orig", None) or error)
-            raise QueueAwayError(f"{where} cannot be used ({why}); all that was written before is "
-                                 "kept: the same call again resumes") from None
-        except exc.DatabaseError as error:
-            raise InputError(f"{where} is no queue of jobs, or is damaged "
-                             f"({one_line(error.orig)}); name another") from None
 
     @contextmanager
     def writing(self) -> Iterator[Session]:
         """Open a session that is committed at the end, or rolled back when the block raises."""
         engine = self.engine.execution_options(writes=True)
-        with self._one_line(), Session(engine, expire_on_commit=False) as session, session.begin():
+        with in_one_line(engine), Session(engine, expire_on_commit=False) as session, session.begin():
             yield session
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
         """Open a session that only reads."""
-        with self._one_line(), Session(self.engine, expire_on_commit=False) as session:
+        with in_one_line(self.engine), Session(self.engine, expire_on_commit=False) as session:
             yield session
 
     def close(self) -> None:
@@ -126,9 +109,11 @@ class Queue:
                                         reason="the run was killed"))
             rows = select(QueueJob).where(QueueJob.status.in_((RUNNING, FAILED)))
             for row in session.scalars(rows):
-                if row.status == RUNNING or again(row.reason):
-                    row.status, row.device, row.end_s = QUEUED, "", None
+                if row.status == RUNNING:
                     row.reason = "the run was killed"
+                elif not again(row.reason):
+                    continue
+                row.status, row.device, row.end_s = QUEUED, "", None
 
     def jobs(self, *conditions: Any) -> list[QueueJob]:
         """Return the jobs for which conditions hold, in the order of submission."""
@@ -145,14 +130,19 @@ class Queue:
 
     def start(self, number: int, device: str, at_s: float, predicted_s: float | None = None,
               placement: str = "") -> int:
-        """Begin an attempt of a waiting job; return its number, 0 if the job no longer waits."""
+        """Begin an attempt of a waiting job; return its number, 0 if the job no longer waits.
+
+        The same call again returns the same number: its answer was lost with the connection.
+        """
         job = QueueJob.number == number
         with self.writing() as session:
             begun = session.execute(update(QueueJob).where(job, QueueJob.status == QUEUED).values(
                 status=RUNNING, attempt=QueueJob.attempt + 1, device=device, start_s=at_s,
                 predicted_s=predicted_s, placement=placement))
             if not begun.rowcount:
-                return 0
+                return session.scalar(select(QueueAttempt.attempt).where(
+                    QueueAttempt.number == number, QueueAttempt.status == RUNNING,
+                    QueueAttempt.start_s == at_s, QueueAttempt.device == device)) or 0
             attempt = session.scalar(select(QueueJob.attempt).where(job))
             session.add(QueueAttempt(number=number, attempt=attempt, device=device, start_s=at_s))
             return attempt

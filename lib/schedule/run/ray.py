@@ -1,7 +1,7 @@
 """Workers on a Ray cluster of several nodes: one actor per slot. Ray is the extra ``[cluster]``.
 
 Every node has this project at the same path, with the same environment and folders of outputs. Ray
-places and watches actors; which of them share a node's cores and cards is decided here.
+places and watches actors, and gives each its cores or its card.
 """
 
 import os
@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lib import locks, paths
@@ -19,27 +19,33 @@ from lib.schedule.run.processes import THREADS, WARM_UP, TaskEnd, call_on, task_
 from lib.schedule.run.slots import Slot, default_slots
 
 _LOOK_S = 2.0  # between looks at the nodes
+_GONE = "its node is gone"
 
 
 class RayWorker:
     """Calls tasks, in an actor on the node of its slot."""
 
-    def __init__(self, card: str, warm_up: str):
-        if card:
-            os.environ[locks.MASK] = card  # Ray hides cards that it did not allocate
+    def __init__(self, warm_up: str):
         if warm_up:
             task_function(warm_up)()
 
-    def call(self, slots: list[Slot], task: str, arguments: dict[str, Any]) -> TaskEnd:
-        """Call a task on some slots; return its end."""
+    def card(self) -> str:
+        """Return the card that Ray gave this actor."""
+        return os.environ[locks.MASK]
+
+    def call(self, slots: list[Slot], task: str, arguments: dict[str, Any],
+             *cards: str) -> TaskEnd:
+        """Call a task on some slots, with the cards of their actors; return its end."""
+        slots = [replace(slot, card=card) for slot, card in zip(slots, cards, strict=True)]
         return call_on(slots, task, arguments)
 
 
 @dataclass(eq=False)
 class _Actor:
-    """An actor, and the attempt that it is at (0: none) with its result to come."""
+    """An actor, its card to come, and the attempt that it is at (0: none) with its result."""
 
     handle: Any
+    card: Any
     attempt: int = 0
     result: Any = None
 
@@ -66,10 +72,12 @@ class RayWorkers:
             if self.slots[device].node not in nodes:
                 del self._actors[device]
                 if actor.attempt:
-                    self._events.append(TaskEnd(actor.attempt, "lost", reason="its node is gone"))
+                    self._events.append(TaskEnd(actor.attempt, "lost", reason=_GONE))
                 self._events.append(Lost(device))
         for node_id in nodes.keys() - self._nodes:
-            for slot in slots_of(nodes[node_id], self._count):
+            cpus = int(nodes[node_id]["Resources"].get("CPU", 0))
+            count = min(self._count, cpus) if self._nodes else self._count  # of one that joins
+            for slot in slots_of(nodes[node_id], count):
                 self.slots.append(slot)
                 self._start_actor(len(self.slots) - 1)
                 self._events.append(Back(len(self.slots) - 1))
@@ -79,19 +87,27 @@ class RayWorkers:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         slot = self.slots[device]
-        variables = {"PYTHONPATH": str(paths.ROOT), "LIB_OUTPUT": str(paths.OUTPUT),
+        code = os.pathsep.join(filter(None, (str(paths.ROOT), os.environ.get("PYTHONPATH"))))
+        variables = {"PYTHONPATH": code, "LIB_OUTPUT": str(paths.OUTPUT),
                      **dict.fromkeys(THREADS, str(slot.threads))}
-        actor = self._ray.remote(RayWorker).options(
-            num_cpus=0, num_gpus=0, runtime_env={"env_vars": variables},
+        options = self._ray.remote(RayWorker).options(
+            num_cpus=0 if slot.card else slot.core_count, num_gpus=1 if slot.card else 0,
+            runtime_env={"env_vars": variables},
             scheduling_strategy=NodeAffinitySchedulingStrategy(slot.node, soft=False))
-        self._actors[device] = _Actor(actor.remote(slot.card, self._warm_up))
+        handle = options.remote(self._warm_up)
+        self._actors[device] = _Actor(handle, handle.card.remote() if slot.card else "")
 
     def start(self, attempt: int, task: str, arguments: dict[str, Any],
               devices: tuple[int, ...]) -> None:
-        """Run a task on slots of one node; its TaskEnd comes from ``poll``."""
+        """Run a task on slots of one node; its TaskEnd comes from ``poll``: lost without the node."""
+        if devices[0] not in self._actors:
+            self._events += [TaskEnd(attempt, "lost", reason=_GONE), *map(Lost, devices)]
+            return
         actor = self._actors[devices[0]]
         slots = [self.slots[device] for device in devices]
-        actor.attempt, actor.result = attempt, actor.handle.call.remote(slots, task, arguments)
+        cards = [self._actors[device].card for device in devices]
+        actor.attempt = attempt
+        actor.result = actor.handle.call.remote(slots, task, arguments, *cards)
 
     def stop(self, attempt: int) -> None:
         """Stop an attempt by the end of its actor."""
@@ -151,7 +167,7 @@ def slots_of(node: dict[str, Any], count: int = 0) -> list[Slot]:
              for number in range(count)]
     models = [key.partition(":")[2] for key in resources if key.startswith("accelerator_type:")]
     card = f"cuda:{models[0]}@{host}" if models else f"cuda@{host}"
-    return slots + [Slot(f"{card}[{number}]", card, card=str(number), node=node_id)
+    return slots + [Slot(f"{card}[{number}]", card, card=str(number), node=node_id)  # Ray says which
                     for number in range(int(resources.get("GPU", 0)))]
 
 

@@ -5,6 +5,7 @@ devices share each batch, by one process per device. Imports nothing heavy.
 """
 
 import contextlib
+import math
 import shutil
 import tempfile
 import time
@@ -105,8 +106,8 @@ def workload(workload: str, steps: int, folder: str, devices: list[str],
              threads: int) -> dict[str, Any]:
     """Train a workload for ``steps`` steps over all its data, from the last state in ``folder``.
 
-    Returns the steps, those of this attempt (``trained``) with their seconds and mean loss, and the
-    file of the weights.
+    Returns the steps, those of this attempt (``trained``) with their seconds and mean loss (NaN of
+    none), and the file of the weights.
     """
     if len(devices) > 1:
         arguments = {"workload": workload, "steps": steps, "folder": folder}
@@ -116,8 +117,8 @@ def workload(workload: str, steps: int, folder: str, devices: list[str],
     home = Path(folder)
     with _prepared(devices[0], threads) as accelerator:
         training = _Training(workload, devices[0], accelerator, home)
-        left, loss, begin = steps - training.steps, 0.0, time.perf_counter()
-        saved = begin
+        left, begin = steps - training.steps, time.perf_counter()
+        loss, saved = 0.0 if left else math.nan, begin
         while training.steps < steps:
             part = min(_PART, steps - training.steps)
             loss += training.train(part) * part / left
