@@ -5,6 +5,7 @@ import json
 import re
 import socket
 import subprocess
+import uuid
 from html import unescape
 from unittest.mock import Mock
 
@@ -14,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import escape
 
-from lib import paths
+from lib import csv_files, paths
 from lib.cli import dashboard
 from lib.dashboard import access, configurations
 from lib.dashboard import tables as db
 from lib.dashboard.pages import pages
 from lib.schedule.run.queue import QueueJob
-from tests import FEW, called, refusal, refused
+from tests import FEW, called, refusal, refused, until
 from tests.dashboards import BEARER, NOTEBOOK, TINY, TOKEN, Site
 
 pytestmark = pytest.mark.slow
@@ -57,7 +58,7 @@ def filled(site, page, to="", **fields):
 def test_every_endpoint_refuses_a_missing_or_a_wrong_token(site):
     every = [(method, re.sub(r"{[^}]*}", NOBODY, path))
              for path, methods in site.get("openapi.json")["paths"].items() for method in methods]
-    assert len(every) >= 24
+    assert len(every) >= 38
     every += [("get", "/api/v1/openapi.json"), ("get", "/api/none")]
     wrong = [{"Authorization": f"Basic {TOKEN}"}, {"Authorization": f"Bearer {TOKEN}x"},
              {"Cookie": f"dashboard={access.cookie(TOKEN)}"}]
@@ -89,15 +90,15 @@ def test_a_form_or_a_link_with_the_token_logs_in_by_a_signed_cookie_that_ends(si
     assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(cookie.split("; "))
     assert TOKEN not in cookie and answer.headers["location"] == "/web/agents" and answer.status_code == 303
     value = cookie.partition("=")[2].partition(";")[0]
-    until, mark = value.split(".")
+    end, mark = value.split(".")
 
     def status(value):
         return site.stranger.get("/web/agents", headers={"Cookie": f"dashboard={value}"}).status_code
 
     assert status(value) == 200
-    for forged in (f"{int(until) + 1}.{mark}", f"{until}.{mark[:-1]}", f"{until}."):
+    for forged in (f"{int(end) + 1}.{mark}", f"{end}.{mark[:-1]}", f"{end}."):
         assert status(forged) == 303
-    monkeypatch.setattr(access.time, "time", lambda: int(until) + 1.0)
+    monkeypatch.setattr(access.time, "time", lambda: int(end) + 1.0)
     assert status(value) == 303
 
 
@@ -176,12 +177,12 @@ def test_the_verb_prints_where_the_token_is_and_not_the_token(verb, home):
     assert sorted(config["kind"] for config in configs) == ["finetune", "notebook"]
 
 
-def test_mlflow_is_served_to_this_machine_alone_and_gets_no_secret(home, monkeypatch):
+def test_mlflow_is_served_to_this_machine_alone_gets_no_secret_and_its_end_is_said(home, monkeypatch, capfd):
     started = []
 
     class Server(subprocess.Popen):
         def __init__(self, words, env, **rest):
-            started.append((words, env))
+            started.append((words, env, self))
             super().__init__(["sleep", "60"], env=env, **rest)
 
     monkeypatch.setenv("DASHBOARD_TOKEN", TOKEN)
@@ -192,9 +193,13 @@ def test_mlflow_is_served_to_this_machine_alone_and_gets_no_secret(home, monkeyp
         with refused(f"port {port} of 127.0.0.1 is taken; name another port with --mlflow-port"), dashboard._mlflow(port):
             pass
     with dashboard._mlflow(port):
-        ((words, environment),) = started
+        ((words, environment, _),) = started
     assert words[words.index("--host") + 1] == "127.0.0.1" and words[words.index("--port") + 1] == str(port)
     assert TOKEN not in environment.values() and "DASHBOARD_DB_URL" not in environment
+    with dashboard._mlflow(port):
+        started[-1][-1].kill()
+        said = until(lambda: capfd.readouterr().err)
+    assert said == f"MLflow's pages ended with status -9: see {home}/data/mlflow/server.log\n"
 
 
 def test_an_mlflow_that_somebody_serves_is_linked_and_not_started(verb, monkeypatch):
@@ -252,6 +257,28 @@ def test_the_schedule_says_what_runs_and_waits_in_which_order_and_why_there(site
     assert re.findall(r'<a href="/web/runs/(.*?)"', page) == [row["id"] for row in rows] + [ended.id]
     assert "free first" in page and 'data-name="Predicted" class="number">0:01:01<' in page
     assert 'data-name="Took" class="number">5.5 s<' in page
+
+
+def test_a_long_queue_hides_neither_what_runs_nor_what_comes_first(site):
+    waits = site.run()
+    running, first, ended = (site.run(waits.config, **wanted) for wanted in ({}, {"priority": 3}, {}))
+    site.move(running, "running", device="cpu[0]", start_s=1.0)
+    site.move(ended, "done", device="cpu[0]", start_s=1.0, end_s=2.0)
+    runs = [db.Run(id=str(uuid.uuid4()), project_id=waits.project_id, config_id=waits.config_id, name=f"n {n}",
+                   folder=f"folder {n}") for n in range(505)]
+    with site.database.writing() as session:
+        session.add_all(runs)
+        session.add_all(QueueJob(job_id=run.id, task="t", arguments={}) for run in runs)
+    rows = site.get("schedule")
+    assert [row["id"] for row in rows[:3]] == [running.id, first.id, waits.id] and len(rows) == 501
+    assert ended.id in site.shown("schedule")
+
+
+def test_a_run_that_is_cancelled_while_it_waits_again_took_no_time(site):
+    run = site.run()
+    site.move(run, "queued", attempt=1, start_s=1.0, reason="the run was killed")
+    cancelled = site.post(f"runs/{run.id}/cancel").json()
+    assert cancelled["state"] == "cancelled" and cancelled["started_at"] is None, "waiting is no time of a run"
 
 
 def test_the_page_of_the_api_shows_every_call_and_body_and_loads_nothing_from_elsewhere(site):
@@ -317,12 +344,19 @@ def test_paths_in_the_project_are_taken_and_a_data_root_for_images_alone(site, t
     ("groups", b'{"name": "g", "project_id": "%s"}' % NOBODY.encode(), 404, "no project"),
     (f"agents/{NOBODY}/gpus/0/reserve", b"{}", 404, "has no GPU 0"), ("runs/none", None, 422, "run_id"),
     ("runs?state=odd&limit=501", None, 422, "state"), (f"runs/{NOBODY}/logs?after=x", None, 422, "after"),
-    ("none", None, 422, "should be 'projects'")])
+    ("none", None, 404, "Not Found")])
 def test_wrong_input_is_said_in_one_line(shared, path, body, status, line):
     method = "get" if body is None else "post"
     answer = shared.api.request(method, f"/api/v1/{path}", content=body, headers={"Content-Type": "application/json"})
     detail = answer.json()["detail"]
     assert answer.status_code == status and line in detail and "\n" not in detail
+
+
+@pytest.mark.parametrize("method, path, allowed", [
+    ("delete", "projects", "GET, POST"), ("delete", f"projects/{NOBODY}", "GET"), ("put", "configs", "GET, POST")])
+def test_a_method_that_a_path_does_not_have_is_answered_with_those_that_it_has(shared, method, path, allowed):
+    answer = shared.api.request(method, f"/api/v1/{path}")
+    assert answer.status_code == 405 and answer.headers["Allow"] == allowed and answer.json()["detail"] == "Method Not Allowed"
 
 
 @pytest.mark.parametrize("config, fields", [
@@ -441,6 +475,7 @@ def test_a_wrong_configuration_comes_back_as_it_was_with_its_errors(site, text, 
 def test_cards_entered_by_hand_are_reserved_and_released_and_the_machine_is_read_again(site):
     filled(site, "agents", name="ws", host="ws-1")
     (agent,) = site.get("agents")
+    assert agent["id"] not in site.shown(f"projects/{site.config(site.project()).project_id}/runs"), "no place for a run"
     filled(site, "agents", "agents/gpus", agent_id=agent["id"], index="1", name="a card", total_mem_mb="24000",
            compute_capability="8.9", uuid="")
     at = f"agents/{agent['id']}/gpus"
@@ -469,9 +504,32 @@ def test_a_run_page_shows_log_curves_and_a_link_to_mlflow(site):
     assert 'href="http://127.0.0.1:5000/#/runs/0123456789abcdef"' in page
     rows = site.get(f"runs/{run.id}/logs", after=8998)
     assert rows == [{"n": 8999, "line": "<b>8998</b>"}, {"n": 9000, "line": "<b>8999</b>"}]
-    assert f'href="/web/runs/{run.id}/files/log.txt"' in page
+    live = re.search('<div id="output" data-live>(.*?)</div>', page, re.S)[1]
+    assert f'href="/web/runs/{run.id}/files/log.txt"' in live
     answer = site.page.get(f"/web/runs/{run.id}/files/log.txt")
     assert len(answer.text.splitlines()) == 9000 and answer.headers["content-type"].startswith("text/plain")
+
+
+@pytest.mark.parametrize("text, words", [
+    ("step,epo\n", "is damaged"), ("step,epoch,name,value,wall_time_s\n0,0,val/loss,1.0\n", "line 2 has 4 fields"),
+    ("step,epoch,name,value,wall_time_s\n0,0,val/loss,one,1.0\n", "is damaged")])
+def test_a_damaged_history_is_said_on_the_page_of_its_run_alone(site, text, words):
+    run = site.run(site.config(site.project(), "tiny", TINY))
+    other = site.run(run.config)
+    site.write(run, "history.csv", text)
+    site.report(other, (7, 1, "val/acc@1", 0.5))
+    assert [row["epoch"] for row in site.get("runs")] == [1, None] and words in site.get(f"runs/{run.id}")["history_error"]
+    assert words in site.shown(f"runs/{run.id}") and other.name in site.shown(f"projects/{run.project_id}/runs")
+    assert site.post(f"runs/{run.id}/cancel").json()["state"] == "cancelled"
+
+
+def test_histories_are_read_again_where_they_have_changed_alone(site, monkeypatch):
+    run = site.run(site.config(site.project(), "tiny", TINY))
+    site.report(run, (0, 0, "val/acc@1", 0.5))
+    monkeypatch.setattr(csv_files, "frame", frame := Mock(wraps=csv_files.frame))
+    assert [site.get("runs")[0]["best_value"] for _ in range(3)] == [0.5] * 3 and frame.call_count == 1
+    site.report(run, (1, 1, "val/acc@1", 0.75))
+    assert [site.get("runs")[0]["best_value"] for _ in range(3)] == [0.75] * 3 and frame.call_count == 2
 
 
 def test_files_of_a_run_are_served_and_nothing_else(site):

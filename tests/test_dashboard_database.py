@@ -94,7 +94,7 @@ def test_a_locked_sqlite_is_said_in_one_line_and_comes_back(home):
     assert site.post("projects", name="after").status_code == 201
 
 
-def test_a_sqlite_that_is_gone_is_not_made_anew_and_comes_back(home):
+def test_a_sqlite_that_is_gone_or_another_file_is_not_made_anew_and_comes_back(home):
     site = Site()
     site.project("kept")
     site.database.engine.dispose()
@@ -104,6 +104,9 @@ def test_a_sqlite_that_is_gone_is_not_made_anew_and_comes_back(home):
     assert [one.status_code for one in (site.api.get("/api/v1/projects"), site.page.get("/web/projects"))] == [503] * 2
     path.with_suffix(".away").rename(path)
     assert [row["name"] for row in site.get("projects")] == ["kept"]
+    path.rename(path.with_suffix(".away"))
+    path.write_bytes(b"")  # while a connection to the first file is open
+    assert says_that_it_is_away(site)
 
 
 def test_a_postgresql_that_is_gone_comes_back(home, postgres):  # noqa: F811

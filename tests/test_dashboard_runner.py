@@ -3,6 +3,8 @@
 import re
 import time
 from contextlib import closing, nullcontext
+from itertools import chain, repeat
+from unittest.mock import Mock
 
 import pytest
 from sqlalchemy.exc import OperationalError
@@ -11,9 +13,10 @@ from lib.dashboard import inventory, predictions
 from lib.dashboard import tables as db
 from lib.dashboard.database import Database
 from lib.dashboard.runner import Runner
+from lib.errors import InputError
 from lib.schedule.run.queue import QueueJob
 from lib.schedule.run.slots import Slot
-from tests import killed_queue, refused
+from tests import killed_queue, refused, until
 from tests.killed_queue import add_runs, opened
 from tests.postgres import postgres  # noqa: F401
 from tests.test_cluster import two_nodes  # noqa: F401
@@ -74,9 +77,15 @@ def test_a_reserved_card_is_left_alone_and_a_wanted_one_that_is_not_there_is_ref
         inventory.save(session, [CPU, CARD])
     with database.writing() as session:
         db.get(session, db.Agent, agent.id).gpus[0].is_allocated = True
+        gone = db.Agent(name="gone", manual=False, slots=["cuda:1"], gpus=[db.Gpu(index=1, is_allocated=True)])
+        session.add(gone)
+    with database.writing() as session:
+        assert inventory.reserved(session) == {"cuda:0"}, "not a card of another machine"
+        inventory.save(session, [CPU, CARD])
     with database.reading() as session:
-        assert inventory.reserved(session) == {"cuda:0"}
         assert inventory.allowed_types(session, None, [0, 3]) == ["cuda:0"]
+        with refused("no run is placed there"):
+            inventory.allowed_types(session, gone.id, [])
 
 
 @pytest.mark.cuda
@@ -184,6 +193,23 @@ def test_an_error_of_the_queue_is_said_in_one_line_and_it_goes_on(tmp_path, monk
     assert "the queue stopped, and goes on in 0.1 s: " in capfd.readouterr().err
 
 
+def test_the_prediction_of_runs_goes_on_after_an_error_and_a_node_that_joins_is_listed(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr("lib.dashboard.runner.AGAIN_S", 0.1)
+    monkeypatch.setattr("lib.dashboard.runner.LOOK_S", 0.05)
+    monkeypatch.setattr(Runner, "_lead", lambda self: self._over.wait())
+    database, runner = opened(tmp_path)
+    advise = Mock(side_effect=chain([InputError("it is damaged")], repeat(None)))
+    monkeypatch.setattr(runner._predictions, "advise", advise)
+    add_runs(database, [("tests.light:sleep", {})])
+    with closing(runner):
+        runner.start()
+        until(lambda: database.queue.jobs(QueueJob.status == "queued"))
+        runner._backend = Mock()
+        runner._slots.append(Slot("cpu@node[0]", "cpu@node"))
+        until(lambda: database.rows(db.Agent, name="node"))
+    assert "the prediction of runs stopped, and goes on in 0.1 s: it is damaged" in capfd.readouterr().err
+
+
 def job(number, seconds=None, **columns):
     arguments = {"config": {"x": 1}} if seconds else {}
     return QueueJob(job_id=f"j{number}", task="t", arguments=arguments, job_class=f"c{number}", devices=1, priority=0,
@@ -191,7 +217,7 @@ def job(number, seconds=None, **columns):
 
 
 def test_a_fine_tune_is_predicted_by_the_cost_models_until_it_ran(monkeypatch):
-    answers = iter([{"chip": (10.0, "as advised")}, RuntimeError("no such layer")])
+    answers = iter([{"chip": (10.0, "as advised")}, RuntimeError("no such layer"), {"card": (4.0, "as advised")}])
 
     def call(*_, **__):
         if isinstance(answer := next(answers), Exception):
@@ -205,6 +231,9 @@ def test_a_fine_tune_is_predicted_by_the_cost_models_until_it_ran(monkeypatch):
         known.advise(one)
     assert known.seconds(first, "cpu") == 20 and "as advised, with 10 s to start" in known.placement(first, "cpu")
     assert "a guess: RuntimeError: no such layer" in known.placement(second, "cpu")
+    known.processors = {"cpu": ("cpu", "chip"), "cuda@node": ("cuda", "card")}  # a node has joined
+    known.advise(first)
+    assert known.seconds(first, "cpu") == 20 and known.seconds(first, "cuda@node") == 14
     known.learn(first, "cpu", 25.0)
     assert known.seconds(first, "cpu") == 25
 

@@ -22,7 +22,7 @@ from mlflow import MlflowClient
 from PIL import Image
 from pydantic import ValidationError
 
-from lib import paths, store
+from lib import locks, paths, store
 from lib.config.base import build
 from lib.errors import InputError
 from lib.finetune import config as run_config
@@ -377,6 +377,12 @@ def test_a_run_is_logged_to_mlflow_once_also_where_it_resumes(home, tmp_path, mo
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////proc/none.db")
     with refused("MLflow's store sqlite:////proc/none.db cannot be used: .*set mlflow to false"):
         trained(tmp_path / "other", mlflow=True)
+
+
+def test_a_server_of_mlflow_does_not_make_the_store_while_a_run_does(home, monkeypatch):
+    monkeypatch.setattr(tracking, "_WAIT_S", 0.1)
+    with locks.writer(paths.DATA / "mlflow/mlflow.db"), refused("is being written by another process"):
+        tracking.serve(["--port", "5000"])
 
 
 def test_a_run_as_a_task_stops_and_goes_on_in_its_folder(home, tmp_path, monkeypatch):

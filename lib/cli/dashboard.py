@@ -8,7 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import quote
 
 from lib.cli.options import a_path, add_verb, flag, option, whole
@@ -90,28 +92,34 @@ def _listening(host: str, port: int, name: str) -> socket.socket:
 def _mlflow(port: int) -> Iterator[None]:
     """Serve MLflow's pages to this machine alone, since they ask for no token; port 0: do not."""
     from lib import executed_notebooks, files, paths
-    from lib.finetune import tracking
 
     if not port:
         yield
         return
     _listening(LOOPBACK, port, "--mlflow-port").close()
     folder = files.folder(paths.DATA / "mlflow")
-    environment = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true",
+    environment = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true", "PYTHONPATH": str(paths.ROOT),
                                 "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # five idle processes
     for secret in ("DASHBOARD_TOKEN", "DASHBOARD_DB_URL"):
         environment.pop(secret, None)
     with (folder / "server.log").open("w") as log:
         server = subprocess.Popen(
-            [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", tracking.store_uri(),
-             "--host", LOOPBACK, "--port", str(port), "--workers", "1"],
-            cwd=folder, stdout=log, stderr=log, env=environment,
+            [sys.executable, "-m", "lib.finetune.tracking", "--host", LOOPBACK, "--port", str(port),
+             "--workers", "1"], cwd=folder, stdout=log, stderr=log, env=environment,
+            start_new_session=True,  # Ctrl-C ends it through this process
             preexec_fn=executed_notebooks.end_with_parent)  # noqa: PLW1509 - no threads yet
+    threading.Thread(target=_watch, args=(server, folder / "server.log"), daemon=True).start()
     try:
         yield
     finally:
         server.terminate()
         server.wait()
+
+
+def _watch(server: subprocess.Popen, log: Path) -> None:
+    """Say in one line that a server has failed."""
+    if (status := server.wait()) not in (0, -signal.SIGTERM):
+        print(f"MLflow's pages ended with status {status}: see {log}", file=sys.stderr, flush=True)
 
 
 def add(verbs) -> None:

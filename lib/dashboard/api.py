@@ -72,15 +72,29 @@ def _offer_new_rows(kind: str, table: type[db.TableRow], body_type: type[bodies.
     api.post(f"/{kind}", status_code=201, description=f"Add: {body_type.__doc__}")(add_row)
 
 
+def _offer_rows(kind: str, table: type[db.TableRow]) -> None:
+    """Add the endpoints that return the rows of a table, the newest first, and one of them."""
+    def list_rows(board: Here, limit: Limit = 100, offset: Offset = 0) -> list[Row]:
+        return _dicts(board.database.rows(table, limit=limit, offset=offset))
+
+    def get_row(board: Here, row_id: RowId) -> Row:
+        return board.database.get(table, row_id).as_dict()
+
+    api.get(f"/{kind}", description="Return rows, the newest first.")(list_rows)
+    api.get(f"/{kind}/{{row_id}}", description="Return one row.")(get_row)
+
+
 for _kind, (_table, _body_type) in NEW_ROWS.items():
     _offer_new_rows(_kind, _table, _body_type)
+for _kind, _table in TABLES.items():
+    _offer_rows(_kind, _table)
 
 
 @api.post("/agents/refresh")
 def refresh_agents(board: Here) -> list[Row]:
     """Read the devices of this machine again; return all machines."""
     board.runner.refresh()
-    return list_rows(board, "agents", 500)
+    return _dicts(board.database.rows(db.Agent))
 
 
 @api.get("/agents/{agent_id}/gpus")
@@ -230,7 +244,7 @@ def cancel_run(board: Here, run_id: RowId) -> Row:
         return _move_by_hand(board, run_id, db.CANCELLED)
     waits = update(QueueJob).where(QueueJob.job_id == run_id,
                                    QueueJob.status.in_(db.STATUSES[db.QUEUED]))
-    ended = waits.values(status=db.CANCELLED, cancel=True, end_s=time.time())
+    ended = waits.values(status=db.CANCELLED, cancel=True, start_s=None, end_s=time.time())
     with board.database.writing() as session:
         cancelled = session.execute(ended).rowcount
     if not cancelled and not board.database.queue.cancel(run_id):
@@ -295,27 +309,16 @@ def get_schedule(board: Here) -> list[Row]:
 
 
 def runs_in_order(database: Database) -> list[db.Run]:
-    """Return the runs of the queue that run, then those that wait in the order of priority."""
-    open_runs = database.rows(db.Run, db.in_state(db.RUNNING) | db.in_state(db.QUEUED))
-    return sorted((run for run in open_runs if not run.by_hand), key=lambda run: (
-        run.state == db.QUEUED, -run.job.priority, run.job.number))
+    """Return the runs of the queue that run, then the first 500 that wait, by priority."""
+    chosen = select(db.Run).join(QueueJob, QueueJob.job_id == db.Run.id)
+    waiting = chosen.where(QueueJob.status.in_((db.QUEUED, db.PREDICTING))).order_by(
+        QueueJob.priority.desc(), QueueJob.number).limit(500)
+    with database.reading() as session:
+        running = session.scalars(chosen.where(QueueJob.status == db.RUNNING))
+        return [*running, *session.scalars(waiting)]
 
 
 @api.get("/auth")
 def get_auth() -> dict[str, bool]:
     """Return that the token is right; without it no request gets here."""
     return {"authenticated": True}
-
-
-# the last routes, which match any name of a table
-@api.get("/{kind}")
-def list_rows(board: Here, kind: Literal[tuple(TABLES)], limit: Limit = 100,
-              offset: Offset = 0) -> list[Row]:
-    """Return rows of a table, the newest first."""
-    return _dicts(board.database.rows(TABLES[kind], limit=limit, offset=offset))
-
-
-@api.get("/{kind}/{row_id}")
-def get_row(board: Here, kind: Literal[tuple(TABLES)], row_id: RowId) -> Row:
-    """Return one row of a table."""
-    return board.database.get(TABLES[kind], row_id).as_dict()

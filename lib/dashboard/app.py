@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import AsyncIterator
 from functools import partial
+from http import HTTPMethod
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -10,6 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from sqlalchemy.exc import DataError, IntegrityError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from lib import __version__
 from lib.dashboard.access import gate
@@ -49,6 +51,10 @@ def _answer(request: Request, error: Exception) -> Response:
         error = FieldsError(reasons(error.errors(), drop=1))
     status, line = _status_and_line(error)
     headers = {"Retry-After": "1"} if status == 503 else getattr(error, "headers", None)
+    if status == 405:  # the error names the methods of one route of the path alone
+        headers = {"Allow": ", ".join(method for method in HTTPMethod if any(
+            route.matches({**request.scope, "method": method})[0] is Match.FULL
+            for route in (*api.routes, *pages.routes)))}
     if request.url.path.startswith("/api/"):
         content = {"detail": line, "errors": getattr(error, "errors", {})}
         return JSONResponse(content, status, headers)

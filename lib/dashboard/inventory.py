@@ -3,7 +3,7 @@
 import platform
 from collections.abc import Sequence
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from lib.dashboard import tables as db
@@ -11,6 +11,7 @@ from lib.errors import choices
 from lib.schedule.run.slots import Slot
 
 CARD = "cuda:"
+HERE = platform.node()[:100] or "this machine"
 
 
 def device_type(slot_name: str) -> str:
@@ -32,13 +33,14 @@ def processor(kind: str) -> tuple[str, str]:
 
 
 def save(session: Session, slots: Sequence[Slot]) -> None:
-    """Write the machines of slots into the inventory, and the cards of this machine."""
+    """Write the machines of slots, and the cards of this one; those that are gone lose slots."""
     from lib.measure import machine
 
-    here, machines = platform.node()[:100] or "this machine", {}
+    machines = {}
     for slot in slots:
         node = device_type(slot.name).partition("@")[2]
-        machines.setdefault(node or here, []).append(slot.name)
+        machines.setdefault(node or HERE, []).append(slot.name)
+    session.execute(update(db.Agent).where(db.Agent.name.not_in(machines)).values(slots=[]))
     for name, slot_names in machines.items():
         agent = session.scalar(select(db.Agent).filter_by(name=name)) or db.Agent(name=name, gpus=[])
         session.add(agent)
@@ -46,7 +48,7 @@ def save(session: Session, slots: Sequence[Slot]) -> None:
         agent.slots, cards = slot_names, {gpu.index: gpu for gpu in agent.gpus}
         for slot_name in slot_names:
             index = slot_name.removeprefix(CARD)
-            if name == here and index.isdecimal():
+            if name == HERE and index.isdecimal():
                 facts, card = machine.own_hardware(slot_name), cards.get(int(index))
                 if card is None:
                     agent.gpus.append(card := db.Gpu(index=int(index)))
@@ -55,8 +57,8 @@ def save(session: Session, slots: Sequence[Slot]) -> None:
 
 
 def reserved(session: Session) -> set[str]:
-    """Return the names of the slots whose cards are reserved."""
-    cards = select(db.Gpu).join(db.Agent).where(db.Gpu.is_allocated, db.Agent.manual.is_(False))
+    """Return the names of the slots of this machine whose cards are reserved."""
+    cards = select(db.Gpu).join(db.Agent).where(db.Gpu.is_allocated, db.Agent.name == HERE)
     return {f"{CARD}{gpu.index}" for gpu in session.scalars(cards)}
 
 

@@ -1,6 +1,7 @@
 """What a run has written into its folder: its log, its history, its curves and its files."""
 
 import io
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -42,24 +43,37 @@ def log_tail(run: db.Run) -> str:
         return ""
 
 
-def _history(run: db.Run) -> pd.DataFrame:
-    """Return step, epoch, name and value of what the run has reported, without a torn line."""
-    columns, path = ["step", "epoch", "name", "value"], folder_of(run) / HISTORY
-    if not path.exists() or not path.stat().st_size:
-        return pd.DataFrame(columns=columns)
-    return csv_files.frame(path, torn=True, usecols=columns)
+def _history(path: Path) -> tuple[pd.DataFrame, str]:
+    """Return step, epoch, name and value of what a run has reported, and why that is unreadable."""
+    types = {"step": int, "epoch": int, "name": str, "value": float}
+    if path.exists() and path.stat().st_size:
+        try:
+            return csv_files.frame(path, torn=True, usecols=list(types), dtype=types), ""
+        except ValueError as error:  # InputError, or pandas' for what is missing or no number
+            return pd.DataFrame(columns=list(types)), f"{path.name} is damaged: {error}"
+    return pd.DataFrame(columns=list(types)), ""
 
 
-def progress(run: db.Run) -> dict[str, float | int | None]:
+def progress(run: db.Run) -> dict[str, float | int | str | None]:
     """Return ``epoch``, ``step`` and ``best_value`` of a run so far, None before any report."""
-    rows, found = _history(run), {"epoch": None, "step": None, "best_value": None}
+    path, version = folder_of(run) / HISTORY, (0, 0)
+    if path.exists():
+        version = path.stat().st_mtime_ns, path.stat().st_size
     metric = run.settings.get("monitor_metric", "").replace("_", "/", 1)
+    return dict(_progress(path, version, metric, run.settings.get("monitor_mode")))
+
+
+@lru_cache(maxsize=10_000)
+def _progress(path: Path, _version: tuple[int, int], metric: str,
+              mode: str | None) -> dict[str, float | int | str | None]:
+    """Return the progress in a history; a version of it (time, size) is read once."""
+    rows, error = _history(path)
+    found = {"epoch": None, "step": None, "best_value": None, "history_error": error}
     if len(rows):
         found["epoch"], found["step"] = int(rows["epoch"].iloc[-1]), int(rows["step"].iloc[-1])
     values = rows.loc[rows["name"] == metric, "value"].dropna()
     if len(values):
-        best = values.max() if run.settings["monitor_mode"] == "max" else values.min()
-        found["best_value"] = float(best)
+        found["best_value"] = float(values.max() if mode == "max" else values.min())
     return found
 
 
@@ -68,7 +82,7 @@ def charts(run: db.Run) -> list[dict[str, Any]]:
 
     A chart has a title, the ranges of steps and values, and ``curves``: name, SVG's points, last.
     """
-    rows = _history(run).dropna()
+    rows = _history(folder_of(run) / HISTORY)[0].dropna()
     metric = run.settings.get("monitor_metric", "").partition("_")[2]
     titles = {"loss": rows["name"].str.endswith("loss")}
     if metric and metric != "loss":

@@ -17,6 +17,7 @@ from lib.dashboard import tables as db
 from lib.dashboard.api import Here, Offset
 from lib.dashboard.bodies import FieldsError, GpuIndex, RowId
 from lib.errors import InputError
+from lib.schedule.run.queue import ENDS, QueueJob
 
 FOLDER = Path(__file__).parent
 MAX_ROWS = 100
@@ -108,7 +109,7 @@ def runs_page(request: Request, board: Here, project_id: RowId, group_id: RowId 
     return render(request, "runs.html", project=database.get(db.Project, project_id), runs=runs,
                   progress={run.id: outputs.progress(run) for run in runs},
                   groups=database.rows(db.Group, project_id=project_id),
-                  agents=database.rows(db.Agent),
+                  agents=[agent for agent in database.rows(db.Agent) if agent.slots],
                   configs=database.rows(db.TrainConfig, project_id=project_id), states=db.STATES,
                   chosen={"group_id": group_id, "state": state},
                   older=offset + MAX_ROWS if len(runs) == MAX_ROWS else None)
@@ -209,9 +210,9 @@ _take_new_rows("agents/gpus", "/web/agents")
 @pages.get("/web/schedule")
 def schedule_page(request: Request, board: Here) -> Response:
     """Show what runs, what waits, and how long earlier runs took."""
-    past = [run for run in board.database.rows(db.Run) if run.state in db.ENDS and run.job.device]
+    ended = db.Run.job.has(QueueJob.status.in_(ENDS) & (QueueJob.device != ""))
     return render(request, "schedule.html", queue=api.runs_in_order(board.database),
-                  past=past[:MAX_ROWS])
+                  past=board.database.rows(db.Run, ended, limit=MAX_ROWS))
 
 
 @pages.get("/login")

@@ -34,10 +34,12 @@ class Predictions:
             self._earlier.add(job.arguments["path"], device_type, seconds)
 
     def advise(self, job: QueueJob) -> None:
-        """Ask the cost models, once, how long a fine-tune takes: it takes seconds."""
-        if "config" not in job.arguments or job.job_class in self._advised:
+        """Ask the cost models, once per processor, how long a fine-tune takes: it takes seconds."""
+        known = self._advised.setdefault(job.job_class, {})
+        processors = sorted({(kind, name) for kind, name in self.processors.values()
+                             if name not in known})
+        if "config" not in job.arguments or not processors:
             return
-        processors = sorted(set(self.processors.values()))
         unknown = Expected(GUESS_S, "a guess: no cost model knows this processor")
         advised = {name: unknown for _, name in processors}
         try:
@@ -50,7 +52,7 @@ class Predictions:
             readable = isinstance(error, InputError | worker.WorkerLostError)
             reason = str(error) if readable else one_line(error)
             advised = dict.fromkeys(advised, Expected(GUESS_S, f"a guess: {reason}"))
-        self._advised[job.job_class] = advised
+        known |= advised
 
     def of(self, job: QueueJob, device_type: str) -> Expected:
         """Predict the seconds of a job on a device type. Raises InputError for wrong parameters."""

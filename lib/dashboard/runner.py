@@ -23,7 +23,7 @@ from lib.schedule.run.queue import DONE, QUEUED, QueueJob
 from lib.schedule.run.slots import Slot, slots_here
 
 AGAIN_S, LOOK_S = 5.0, 0.5
-LIMIT_S = 7 * 86_400.0  # a run is not too late: its predicted time may be a guess
+LIMIT_S = 7 * 86_400.0  # the least time limit: a predicted time may be a guess
 
 
 class Runner:
@@ -75,11 +75,11 @@ class Runner:
     def refresh(self) -> None:
         """Write the machines into the inventory, and read which cards are reserved."""
         slots = tuple(self._slots)  # those of a cluster grow
-        types = {slot.device_type for slot in slots}
-        self._predictions.processors = {name: inventory.processor(name) for name in types}
         with self._database.writing() as session:
             inventory.save(session, slots)
             self._reserved = inventory.reserved(session)
+        types = {slot.device_type for slot in slots}
+        self._predictions.processors = {name: inventory.processor(name) for name in types}
 
     def _lead(self) -> None:
         """Place and run jobs until the end, with new workers after an error."""
@@ -95,18 +95,13 @@ class Runner:
             except QueueClosedError:
                 return
             except Exception as error:  # a full disk, a database that is away at the start
-                line = error if isinstance(error, InputError) else one_line(error)
-                print(f"the queue stopped, and goes on in {AGAIN_S:g} s: {line}", file=sys.stderr,
-                      flush=True)
-                self._over.wait(AGAIN_S)
+                self._wait_after("the queue", error)
 
     def _serve(self, workers: Workers) -> None:
         self._take_lead()
         self.refresh()
         self._queue.recover()
-        with self._queue.writing() as session:  # their predictions are gone with the last server
-            waiting = update(QueueJob).where(QueueJob.status == QUEUED)
-            session.execute(waiting.values(status=PREDICTING))
+        self._predict_again()  # what was predicted is gone with the last server
         self._backend = backend = QueueBackend(
             self._queue, workers, self._predictions.seconds, time.time, live=True,
             time_limit=TimeLimit(least_s=LIMIT_S), explain=self._predictions.placement,
@@ -125,10 +120,19 @@ class Runner:
         elif job.attempt == 0 and job.job_id not in self._retried:
             self._predictions.learn(job, device_type, seconds)
 
+    def _predict_again(self) -> None:
+        with self._queue.writing() as session:
+            waiting = update(QueueJob).where(QueueJob.status == QUEUED)
+            session.execute(waiting.values(status=PREDICTING))
+
     def _predict(self) -> None:
-        """Predict new jobs, and hand each to the queue."""
+        """Predict new jobs, and hand each to the queue; all that wait again if a node joined."""
         while not self._over.wait(LOOK_S):
             try:
+                types = {slot.device_type for slot in tuple(self._slots)}
+                if self._backend and types - self._predictions.processors.keys():
+                    self._predict_again()
+                    self.refresh()
                 new = self._queue.jobs(QueueJob.status == PREDICTING)
                 for job in sorted(new, key=lambda job: "config" in job.arguments):
                     self._predictions.advise(job)
@@ -136,5 +140,12 @@ class Runner:
                                                        QueueJob.status == PREDICTING)
                     with self._queue.writing() as session:
                         session.execute(predicted.values(status=QUEUED))
-            except (QueueAwayError, *AWAY):  # it comes back
+            except (QueueAwayError, *AWAY):  # it comes back; the other thread says so
                 self._over.wait(AGAIN_S)
+            except Exception as error:  # such as a damaged database
+                self._wait_after("the prediction of runs", error)
+
+    def _wait_after(self, what: str, error: Exception) -> None:
+        line = error if isinstance(error, InputError) else one_line(error)
+        print(f"{what} stopped, and goes on in {AGAIN_S:g} s: {line}", file=sys.stderr, flush=True)
+        self._over.wait(AGAIN_S)

@@ -4,8 +4,9 @@ import contextlib
 import math
 import os
 import sqlite3
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,23 @@ def store_uri() -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or default
 
 
+@contextlib.contextmanager
+def opened_store() -> Iterator[Any]:
+    """Give a client of MLflow's store, made if missing, to one process at a time; InputError."""
+    uri = store_uri()
+    with refused(f"MLflow's store {uri} cannot be used: ", "; move it, name another by "
+                 "MLFLOW_TRACKING_URI, or set mlflow to false"), \
+            locks.writer(files.folder(paths.DATA / "mlflow") / "mlflow.db", _WAIT_S):
+        if uri.startswith("sqlite:///"):  # MLflow would try a wrong file for minutes
+            file = uri.removeprefix("sqlite:///").partition("?")[0]
+            with contextlib.closing(sqlite3.connect(file, timeout=_WAIT_S)) as database:
+                database.execute("BEGIN IMMEDIATE")
+        os.environ.update({**_USUAL, **os.environ})
+        from mlflow import MlflowClient
+
+        yield MlflowClient(uri)
+
+
 class TrackedRun:
     """The run of a folder in MLflow's store: a new one, or the one whose id is in the folder.
 
@@ -32,18 +50,10 @@ class TrackedRun:
     """
 
     def __init__(self, folder: Path, experiment: str, config: Mapping[str, Any]):
-        uri, path = store_uri(), folder / RUN_ID
-        with refused(f"MLflow's store {uri} cannot be used: ", "; move it, name another by "
-                     "MLFLOW_TRACKING_URI, or set mlflow to false"), \
-                locks.writer(files.folder(paths.DATA / "mlflow") / "mlflow.db", _WAIT_S):
-            if uri.startswith("sqlite:///"):  # MLflow would try a wrong file for minutes
-                file = uri.removeprefix("sqlite:///").partition("?")[0]
-                with contextlib.closing(sqlite3.connect(file, timeout=_WAIT_S)) as database:
-                    database.execute("BEGIN IMMEDIATE")
-            os.environ.update({**_USUAL, **os.environ})
-            from mlflow import MlflowClient, MlflowException
+        path = folder / RUN_ID
+        with opened_store() as self._client:
+            from mlflow import MlflowException
 
-            self._client = MlflowClient(uri)
             self.id = path.read_text() if path.exists() else "none"
             try:
                 self._client.update_run(self.id, status="RUNNING")
@@ -87,3 +97,14 @@ def _said() -> Iterator[None]:
         yield
     except Exception as error:  # of MLflow, its databases and HTTP
         print(f"not logged in MLflow, but in history.csv: {one_line(error)}", flush=True)
+
+
+def serve(options: Sequence[str]) -> None:
+    """Be MLflow's server of the store; it does not make that while a run does."""
+    with opened_store():
+        from mlflow import cli
+    cli.cli(["server", "--backend-store-uri", store_uri(), *options])
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1:])

@@ -85,10 +85,14 @@ def _open_sqlite(path: Path, wait_s: float) -> sa.Engine:
     engine = sa.create_engine(sa.URL.create("sqlite", database=str(path)), creator=connect,
                               pool_size=10, pool_timeout=wait_s)
 
+    @event.listens_for(engine, "connect")
+    def _note_file(_connection, record):
+        record.info["inode"] = path.stat().st_ino
+
     @event.listens_for(engine, "checkout")
-    def _check_file(*_):
-        if not path.exists():
-            raise exc.DisconnectionError(f"{path} was removed")
+    def _check_file(_connection, record, _proxy):
+        if not path.exists() or path.stat().st_ino != record.info["inode"]:
+            raise exc.DisconnectionError(f"{path} was removed or replaced")
 
     @event.listens_for(engine, "begin")
     def _begin(connection):
