@@ -26,9 +26,8 @@ DEMO_CONFIGS = {
 def _dashboard(options: argparse.Namespace) -> None:
     import uvicorn
 
-    from lib import paths
+    from lib import mlflow_store, paths
     from lib.dashboard import access, api, app, configurations, database, runner
-    from lib.finetune import tracking
     from lib.schedule.run.database import AWAY
 
     if missing := [path for path in options.data_root if not path.is_dir()]:
@@ -36,8 +35,8 @@ def _dashboard(options: argparse.Namespace) -> None:
     configurations.data_roots[:] = [path.resolve() for path in options.data_root]
     token, token_file = access.read_token(paths.DATA / "dashboard")
     mlflow_url = f"http://{LOOPBACK}:{options.mlflow_port}" if options.mlflow_port else ""
-    if tracking.store_uri().startswith("http"):  # somebody serves it already
-        mlflow_url, options.mlflow_port = tracking.store_uri().rstrip("/"), 0
+    if mlflow_store.store_uri().startswith("http"):  # somebody serves it already
+        mlflow_url, options.mlflow_port = mlflow_store.store_uri().rstrip("/"), 0
     rows = database.Database()
     board = api.Board(rows, runner.Runner(rows, options.ray), token, mlflow_url)
     if options.demo:
@@ -89,8 +88,7 @@ def _listening(host: str, port: int, name: str) -> socket.socket:
 @contextlib.contextmanager
 def _mlflow(port: int) -> Iterator[None]:
     """Serve MLflow's pages to this machine alone, since they ask for no token; port 0: do not."""
-    from lib import executed_notebooks, files, paths
-    from lib.finetune import tracking
+    from lib import executed_notebooks, files, mlflow_store, paths
 
     if not port:
         yield
@@ -103,8 +101,8 @@ def _mlflow(port: int) -> Iterator[None]:
         environment.pop(secret, None)
     with (folder / "server.log").open("w") as log:
         server = subprocess.Popen(
-            [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", tracking.store_uri(),
-             "--host", LOOPBACK, "--port", str(port), "--workers", "1"],
+            [sys.executable, "-m", "mlflow", "server", "--backend-store-uri",
+             mlflow_store.store_uri(), "--host", LOOPBACK, "--port", str(port), "--workers", "1"],
             cwd=folder, stdout=log, stderr=log, env=environment,
             preexec_fn=executed_notebooks.end_with_parent)  # noqa: PLW1509 - no threads yet
     try:

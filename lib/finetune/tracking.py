@@ -2,26 +2,17 @@
 
 import contextlib
 import math
-import os
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lib import files, locks, paths
+from lib import files, locks, mlflow_store, paths
 from lib.errors import one_line, refused
 
 RUN_ID = "mlflow_run_id"
 _WAIT_S = 60.0  # for another process that makes the same store
-_USUAL = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "WARNING",
-          "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}  # a server that is away is no reason to wait long
-
-
-def store_uri() -> str:
-    """Return the address of MLflow's store: SQLite in data/mlflow, or what the environment says."""
-    default = f"sqlite:///{paths.DATA / 'mlflow' / 'mlflow.db'}"
-    return os.environ.get("MLFLOW_TRACKING_URI") or default
 
 
 class TrackedRun:
@@ -32,18 +23,16 @@ class TrackedRun:
     """
 
     def __init__(self, folder: Path, experiment: str, config: Mapping[str, Any]):
-        uri, path = store_uri(), folder / RUN_ID
+        uri, path = mlflow_store.store_uri(), folder / RUN_ID
         with refused(f"MLflow's store {uri} cannot be used: ", "; move it, name another by "
                      "MLFLOW_TRACKING_URI, or set mlflow to false"), \
                 locks.writer(files.folder(paths.DATA / "mlflow") / "mlflow.db", _WAIT_S):
-            if uri.startswith("sqlite:///"):  # MLflow would try a wrong file for minutes
-                file = uri.removeprefix("sqlite:///").partition("?")[0]
+            if file := mlflow_store.sqlite_file(uri):  # MLflow would try a wrong one for minutes
                 with contextlib.closing(sqlite3.connect(file, timeout=_WAIT_S)) as database:
                     database.execute("BEGIN IMMEDIATE")
-            os.environ.update({**_USUAL, **os.environ})
-            from mlflow import MlflowClient, MlflowException
+            self._client = mlflow_store.client(uri)
+            from mlflow import MlflowException
 
-            self._client = MlflowClient(uri)
             self.id = path.read_text() if path.exists() else "none"
             try:
                 self._client.update_run(self.id, status="RUNNING")

@@ -41,6 +41,14 @@ def accelerator(device: str, seed: int) -> Any:
                        mixed_precision="no", dataloader_config=loaders, kwargs_handlers=[unused])
 
 
+def end_training(accelerator: Any) -> None:
+    """End an accelerator and its process group; ``accelerator`` can then start another one."""
+    from accelerate.state import AcceleratorState
+
+    accelerator.end_training()
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
 def first_value(value: Any) -> Any:
     """Return the first process's value in all of them; each calls this, after ``accelerator``."""
     from accelerate.utils import broadcast_object_list
@@ -93,6 +101,9 @@ def load_state(accelerator: Any, folder: Path) -> dict[str, Any]:
 
     Raises InputError for a damaged state, or one of another model or number of processes.
     """
+    import torch
+    from accelerate.utils import load
+
     if not (saved := states(folder)):
         return {}
     with refused(f"{saved[-1]} is no state of this run: "):
@@ -100,7 +111,10 @@ def load_state(accelerator: Any, folder: Path) -> dict[str, Any]:
         if (processes := progress.pop("processes")) != accelerator.num_processes:
             raise InputError(f"{saved[-1]} is of {processes} processes, not "
                              f"{accelerator.num_processes}; resume with as many")
-        accelerator.load_state(str(saved[-1]))
+        generators = load(saved[-1] / f"random_states_{accelerator.process_index}.pkl")
+        accelerator.load_state(str(saved[-1]))  # goes on without generators that it cannot load
+        if not torch.equal(generators["torch_manual_seed"], torch.get_rng_state()):
+            raise ValueError("its random generators do not fit")
     return progress
 
 
