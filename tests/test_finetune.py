@@ -421,6 +421,10 @@ def test_a_run_as_a_task_stops_and_goes_on_in_its_folder(home, tmp_path, monkeyp
             task.finetune(config, str(folder), ["cpu"], 1)
     generators.write_bytes(content)
     assert len(task.finetune(config, str(folder), ["cpu"], 1)["history"]) == 2
+    monkeypatch.setattr(distributed, "torchrun", Mock())
+    task.finetune(config, str(folder), ["cpu", "cpu"], 3)
+    distributed.torchrun.assert_called_once_with(
+        "lib.finetune.task:finetune", {"config": config, "folder": str(folder)}, ["cpu", "cpu"], 3)
 
 
 def test_a_disk_that_is_full_while_saving_keeps_the_older_state(home, tmp_path):
