@@ -75,9 +75,8 @@ class Reports:
                                          purge_step=step, flush_secs=5)
         print(f"tensorboard --logdir {events}")
 
-    def scalars(self, values: Mapping[str, float], step: int, epoch: int,
-                at_s: float | None = None) -> None:
-        """Write values by name, such as train/epoch_loss, to both; ``at_s`` None is now."""
+    def scalars(self, values: Mapping[str, float], step: int, epoch: int, at_s: float = 0) -> None:
+        """Write values by name, such as train/epoch_loss, to both; ``at_s`` 0 is now."""
         at_s = at_s or time.time()
         self._history.extend([(step, epoch, name, float(f"{value:.9g}"), round(at_s, 3))
                               for name, value in values.items()])

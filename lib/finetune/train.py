@@ -80,6 +80,7 @@ class Run:
                 print(f"eval_topk {choices(sorted(lacking))} left out: there are {classes} classes"
                       f"{', and a sample may have several' if self.task.multi_label else ''}")
         self.loaders = {split: self._loader(split) for split in self.data.splits}
+        self.loader = self.loaders["train"]
         self.trainer = self._trainer()
         self.progress = Progress(**distributed.load_state(accelerator, self.checkpoints))
         if not self.first:
@@ -96,7 +97,7 @@ class Run:
         from accelerate.utils import set_seed
 
         config = self.config
-        steps = math.ceil(len(self.loaders["train"]) / config.grad_accum_steps) * config.epochs
+        steps = math.ceil(len(self.loader) / config.grad_accum_steps) * config.epochs
         set_seed(config.seed)
         recipe = Recipe(partial(optimization.optimizer, config),
                         partial(optimization.schedule, config, steps=steps), config.max_grad_norm,
@@ -111,7 +112,7 @@ class Run:
     @property
     def batches(self) -> int:
         """Return how many batches are trained."""
-        return self.progress.epoch * len(self.loaders["train"]) + self.progress.batch
+        return self.progress.epoch * len(self.loader) + self.progress.batch
 
     def open_records(self, stack: ExitStack) -> None:
         """Open the reports and the profile, which the first process writes, until a stack ends."""
@@ -191,10 +192,8 @@ class Run:
         from accelerate import skip_first_batches
 
         progress, done = self.progress, self.progress.batch
-        loader = self.loaders["train"]
-        loader.set_epoch(progress.epoch)
-        if done:
-            loader = skip_first_batches(loader, done)
+        self.loader.set_epoch(progress.epoch)
+        loader = skip_first_batches(self.loader, done) if done else self.loader
         with Recorder(open_meter(str(self.device))) as recorder:
             log = BatchLog(self, self._observer("train", self.batches, recorder))
             begin = time.perf_counter()
@@ -303,7 +302,7 @@ class BatchLog(Observer):
         both = torch.stack([batch.loss.detach().float(), right])
         self._waiting.append((len(targets), batch.lr, time.time(), both))
         progress.batch += 1
-        due = batch.stepped and progress.batch < len(self._run.loaders["train"]) and \
+        due = batch.stepped and progress.batch < len(self._run.loader) and \
             progress.batch // config.grad_accum_steps % config.checkpoint_steps == 0
         if due or time.perf_counter() - self._fetched_s >= _FETCH_S:
             self.fetch()
