@@ -342,7 +342,6 @@ def train(config: TrainConfig, folder: Path, device: str, threads: int = 0,
     place = machine.device(distributed.local_device(str(machine.device(device))))
     with ExitStack() as stack:
         accelerator = distributed.accelerator(place.type, config.seed)
-        stack.callback(distributed.end_training, accelerator)
         stack.enter_context(settings(place, threads or config.threads, config.deterministic))
         if accelerator.is_main_process:
             stack.enter_context(locks.writer(files.folder(folder), _ORPHANS_S))

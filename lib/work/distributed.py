@@ -1,5 +1,6 @@
 """Training by several processes, or one: accelerate, torchrun, and states to resume from."""
 
+import atexit
 import os
 import pkgutil
 import shutil
@@ -30,23 +31,20 @@ def accelerator(device: str, seed: int) -> Any:
     """Return the ``accelerate.Accelerator`` of this process; it joins those that torchrun started.
 
     Each batch is split over the processes; the order is a function of seed and epoch. The training
-    loop itself places batches and casts, since it measures these phases.
+    loop itself places batches and casts, since it measures these phases. Processes stay joined until
+    they end: if they joined again, they might find the addresses of the first time.
     """
     from accelerate import Accelerator
     from accelerate.utils import DataLoaderConfiguration, DistributedDataParallelKwargs
 
     loaders = DataLoaderConfiguration(split_batches=True, use_seedable_sampler=True, data_seed=seed)
     unused = DistributedDataParallelKwargs(find_unused_parameters=True)
-    return Accelerator(cpu=device == "cpu" and process_count() > 1, device_placement=False,
+    several = process_count() > 1
+    made = Accelerator(cpu=device == "cpu" and several, device_placement=False,
                        mixed_precision="no", dataloader_config=loaders, kwargs_handlers=[unused])
-
-
-def end_training(accelerator: Any) -> None:
-    """End an accelerator and its process group; ``accelerator`` can then start another one."""
-    from accelerate.state import AcceleratorState
-
-    accelerator.end_training()
-    AcceleratorState._reset_state(reset_partial_state=True)
+    if several:
+        atexit.register(made.state.destroy_process_group)
+    return made
 
 
 def first_value(value: Any) -> Any:
