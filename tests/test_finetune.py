@@ -496,7 +496,7 @@ def test_several_configs_by_name_some_of_which_are_wrong_and_leave_no_folder(hom
     assert "epoch 1/1: train loss" in out and len(list(paths.TRAINING.glob("*/[!.]*"))) == 1
     assert "no config 'none' in params/training.yaml; there are: all, bad0, " in refusal("finetune", "none")
     monkeypatch.setattr(distributed, "process_count", lambda: 2)
-    assert "error: bad0: root 'nowhere'" in refusal("finetune", "all"), "of several processes each stops: one may wait for another"
+    assert "error: bad0: root 'nowhere'" in refusal("finetune", "all"), "several processes all stop: one may wait for another"
     refusal("finetune")
 
 

@@ -230,7 +230,10 @@ class Run:
             progress.best, progress.best_epoch = value, progress.epoch
 
     def _keep_weights(self) -> None:
-        """Keep the weights of the epoch that has ended where it is the best, or all are kept."""
+        """Keep the weights of the epoch that has ended where it is the best, or all are kept.
+
+        Every process calls this.
+        """
         config, progress, epoch = self.config, self.progress, self.progress.epoch - 1
         if self.first and progress.best_epoch == epoch:
             weights.save(self.trainer.model.state_dict(), self.checkpoints / BEST)
@@ -240,6 +243,7 @@ class Run:
         if self.first and config.save_per_epoch_checkpoint:
             path = self.checkpoints / f"epoch_{epoch:03d}.pt"
             weights.save(self.trainer.model.state_dict(), path)
+        self.accelerator.wait_for_everyone()  # all processes read the best weights for the test
 
     def _report(self, values: dict[str, float], evaluation: Evaluation) -> None:
         """Report values and an evaluation after the last batch that was trained."""
