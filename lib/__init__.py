@@ -4,7 +4,7 @@ The map of the library, the lowest room first. A room imports only from rooms be
 ``__init__``. The ground: the files of lib/.
 
     ground     names, errors, paths, files, locks, csv_files, columns, tables, input_tables, store, progress, command_list,
-               executed_notebooks
+               executed_notebooks, mlflow_store
     config     typed parameters of the notebooks, definitions in params/*.yaml
     work       what is run: workloads, datasets, models, training; copies of data
                  building/ networks by name            graph/ operators of a network, counted

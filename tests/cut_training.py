@@ -19,7 +19,8 @@ from tests.killed import in_turn, main, status_of
 
 CONFIG = {"root": "synthetic:breastmnist", "loss_name": "cross_entropy", "load_pretrained": False, "batch_size": 16,
           "num_workers": 0, "epochs": 2, "optimizer": "adamw", "grad_accum_steps": 2, "autocast_dtype": "fp32",
-          "max_datapoints_per_class": 55, "gpu_batch_aug": True, "cpu_color_jitter": True, "checkpoint_steps": 1}
+          "max_datapoints_per_class": 55, "gpu_batch_aug": True, "cpu_color_jitter": True, "checkpoint_steps": 1,
+          "save_per_epoch_checkpoint": True}
 SAVES = 4  # states per epoch, of 7 batches
 
 
@@ -88,12 +89,20 @@ def values(content):
 def different(folder, whole, exact):
     """Return how a run ended otherwise than another one: in its steps, where it is ``exact`` in any value but times."""
     from lib import store
+    from lib.work import weights
 
+    kept, summary = folder / "checkpoints", store.read_json(folder / "summary.json")
+    best, meta = weights.load(kept / "best.pt"), store.read_json(kept / "_best_meta.json")
     wrong, columns = [], {"profile": ["split", "epoch", "batch_idx", "global_step", "batch_size"], "history": ["name", "step"]}
+    if (meta["epoch"], meta["best_value"]) != (summary["best_epoch"], summary["best_value"]) or list(values(best)) != list(
+            values(weights.load(kept / f"epoch_{meta['epoch']:03d}.pt"))):
+        wrong.append("best weights")
     if exact:
         columns = {"profile": [*columns["profile"], "loss", "lr"], "history": [*columns["history"], "value"]}
         if list(values(state(folder))) != list(values(state(whole))):
             wrong.append("weights or optimizer")
+        if list(values(best)) != list(values(weights.load(whole / "checkpoints/best.pt"))):
+            wrong.append("best weights, which differ")
     for table, names in columns.items():
         tables = [store.read(run / f"{table}.csv", table) for run in (folder, whole)]
         if table == "history":  # rates and energy are times
@@ -112,7 +121,7 @@ def trial(home, kills, config, whole):
         _train(config, home, **kill)
     saved = distributed.states(home / "checkpoints")
     reached = saved[-1].name if saved else "nothing"
-    exact = all(kill.get("saves", 0) % SAVES == 0 for kill in kills) and reached != "nothing"
+    exact = all(kill.get("saves", 1) % SAVES == 0 for kill in kills) and reached != "nothing"
     return reached, ["it cannot be resumed"] if _train(config, home) else different(home, whole, exact)
 
 

@@ -1,5 +1,6 @@
 """Fine-tuning: what a config says, what a run learns from and how, its folder, and what it does when it is cut short."""
 
+import contextlib
 import json
 import math
 import os
@@ -7,10 +8,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from unittest.mock import Mock
+from unittest.mock import Mock, PropertyMock, patch
 
 import numpy as np
 import psutil
@@ -22,7 +24,7 @@ from mlflow import MlflowClient
 from PIL import Image
 from pydantic import ValidationError
 
-from lib import locks, paths, store
+from lib import locks, mlflow_store, paths, store
 from lib.config.base import build
 from lib.errors import InputError
 from lib.finetune import config as run_config
@@ -355,12 +357,13 @@ def test_a_run_from_config_to_folder(home, capsys):
     assert len(list((folder / "figures").glob("test_*.png"))) == 2
     printed = capsys.readouterr().out
     assert f"best val_acc@1 {max(values):.4g} in epoch {best + 1} of 2; on test " in printed
+    assert "eval_topk 3, 5 left out: there are 2 classes\n" in printed
     assert (folder / "log.txt").read_text() in printed and "epoch 2/2: train loss" in (folder / "log.txt").read_text()
     assert finetune.finetune(config, resume=True) == summary, "what has ended is not trained again"
 
 
 def test_a_run_is_logged_to_mlflow_once_also_where_it_resumes(home, tmp_path, monkeypatch):
-    folder, client = tmp_path / "run", MlflowClient(tracking.store_uri())
+    folder, client = tmp_path / "run", MlflowClient(mlflow_store.store_uri())
     with pytest.raises(StoppedError):
         train.train(small(mlflow=True, epochs=2), folder, "cpu", 1, stop)
     run = client.get_run((folder / "mlflow_run_id").read_text())
@@ -385,6 +388,19 @@ def test_a_server_of_mlflow_does_not_make_the_store_while_a_run_does(home, monke
         tracking.serve(["--port", "5000"])
 
 
+def test_a_run_that_was_killed_holds_its_folder_until_its_workers_are_gone(home, tmp_path):
+    held = threading.Event()
+
+    def hold():
+        with locks.writer(tmp_path / "run"):
+            held.set()
+            time.sleep(0.3)
+
+    threading.Thread(target=hold).start()
+    held.wait()
+    assert trained(tmp_path / "run")["epochs"] == 1
+
+
 def test_a_run_as_a_task_stops_and_goes_on_in_its_folder(home, tmp_path, monkeypatch):
     folder, config = tmp_path / "cut", {**SMALL, "epochs": 2}
     with monkeypatch.context() as patched, pytest.raises(StoppedError):
@@ -403,13 +419,30 @@ def test_a_run_as_a_task_stops_and_goes_on_in_its_folder(home, tmp_path, monkeyp
     with refused("progress.json is not readable JSON"):
         task.finetune(config, str(folder), ["cpu"], 1)
     store.write_json(before, progress)
+    generators = progress.with_name("random_states_0.pkl")
+    content = generators.read_bytes()
+    for damaged in (content[:99], b""):
+        generators.write_bytes(damaged)
+        with refused("state-000002-00000000 is no state of this run"):
+            task.finetune(config, str(folder), ["cpu"], 1)
+    generators.write_bytes(content)
     assert len(task.finetune(config, str(folder), ["cpu"], 1)["history"]) == 2
+    monkeypatch.setattr(distributed, "torchrun", Mock())
+    task.finetune(config, str(folder), ["cpu", "cpu"], 3)
+    distributed.torchrun.assert_called_once_with(
+        "lib.finetune.task:finetune", {"config": config, "folder": str(folder)}, ["cpu", "cpu"], 3)
 
 
 def test_a_disk_that_is_full_while_saving_keeps_the_older_state(home, tmp_path):
     with pytest.raises(StoppedError):
         train.train(small(epochs=2), tmp_path, "cpu", 1, stop)
     before = last(tmp_path)
+    profile = tmp_path / "profile.csv"
+    rows = profile.read_bytes()
+    profile.write_bytes(rows[:rows.rindex(b"\n", 0, len(rows) // 2) + 1])
+    with refused("profile.csv lacks rows: it has fewer than the 6 of its state"):
+        trained(tmp_path, epochs=2)
+    profile.write_bytes(rows)
     with full_disk(300_000), refused("cannot be written .*what was written before is kept"):
         trained(tmp_path, epochs=2)
     assert same(last(tmp_path), before) and not list(tmp_path.rglob("*.partial"))
@@ -417,7 +450,7 @@ def test_a_disk_that_is_full_while_saving_keeps_the_older_state(home, tmp_path):
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_says_where(home, tmp_path, monkeypatch):
-    factors = iter([1.0] * 6 + [math.nan] * 9)  # two steps and an evaluation of an epoch take six
+    factors = iter([1.0] * 9 + [math.nan] * 9)  # three steps and an evaluation, which takes each loss twice
 
     class Bad(torch.nn.CrossEntropyLoss):
         def forward(self, logits, targets):
@@ -443,11 +476,15 @@ def test_weights_that_are_no_number_after_the_last_step_end_no_run_well(home, tm
     assert not (tmp_path / "summary.json").exists()
 
 
-def test_the_energy_of_an_epoch(home, tmp_path, monkeypatch):
+def test_the_energy_of_an_epoch_is_that_of_all_processes(home, tmp_path, monkeypatch):
     monkeypatch.setattr(train, "open_meter", lambda device: SimpleNamespace(  # fine enough for an epoch of any machine
         name="ten watts", reason="", period_s=0.002, power_w=lambda: 10.0, counter_j=lambda: time.perf_counter() * 10))
-    record, = trained(tmp_path, profile=False)["history"]
-    assert record["energy_j"] == pytest.approx(10 * record["train_s"], rel=0.2)
+    sums = distributed.gathered_sums
+    for processes, first_here, times in ((1, True, 1), (2, True, 2), (2, False, 0)):  # one process of a machine meters it
+        monkeypatch.setattr(distributed, "gathered_sums", lambda values, n=processes: [n * value for value in sums(values)])
+        with patch("accelerate.Accelerator.is_local_main_process", PropertyMock(return_value=first_here)):
+            record, = trained(tmp_path / f"{processes}{first_here}", profile=False)["history"]
+        assert record["energy_j"] == pytest.approx(times * 10 * record["train_s"], rel=0.2)
 
 
 def test_out_of_memory_is_one_line(home, monkeypatch):
@@ -464,6 +501,8 @@ def test_several_configs_by_name_some_of_which_are_wrong_and_leave_no_folder(hom
     assert status == 2 and "error: bad0: root 'nowhere'" in error and error.count("error: ") == len(wrong)
     assert "epoch 1/1: train loss" in out and len(list(paths.TRAINING.glob("*/[!.]*"))) == 1
     assert "no config 'none' in params/training.yaml; there are: all, bad0, " in refusal("finetune", "none")
+    monkeypatch.setattr(distributed, "process_count", lambda: 2)
+    assert "error: bad0: root 'nowhere'" in refusal("finetune", "all"), "several processes all stop: one may wait for another"
     refusal("finetune")
 
 
@@ -486,6 +525,17 @@ def test_workers_of_the_loader_change_nothing(home):
     for workers in (0, 2):
         trained(home / str(workers), num_workers=workers, persistent_workers=workers > 0)
     assert same(last(home / "0"), last(home / "2"))
+
+
+def test_persistent_workers_stay_and_a_run_resumes_with_the_same_augmentation(home, monkeypatch):
+    monkeypatch.setattr(train, "gpu_augmentation", lambda: lambda inputs: inputs + torch.rand_like(inputs))
+    counts, config = [], small(num_workers=2, persistent_workers=True, gpu_batch_aug=True, epochs=2)
+    train.train(config, home / "whole", "cpu", 1, lambda _: counts.append(len(psutil.Process().children())))
+    assert counts[0] == counts[1] >= 4, "those that train, and those that evaluate"
+    with pytest.raises(StoppedError):
+        train.train(config, home / "cut", "cpu", 1, stop)
+    train.train(config, home / "cut", "cpu", 1)
+    assert same(last(home / "whole"), last(home / "cut"))
 
 
 class _Statistics(torch.nn.Module):
@@ -520,10 +570,26 @@ def test_two_processes_train_what_is_used_and_evaluate_with_the_same_statistics(
     assert distributed.torchrun("tests.test_finetune:one_of_two", {}, ["cpu", "cpu"], 1) == {"equal": True}
 
 
-def test_two_processes_learn_what_one_does_and_say_why_they_cannot(home, capfd):
-    config = {**SMALL, "grad_accum_steps": 2, "max_datapoints_per_class": 40, "epochs": 2}
+def cut_and_resumed(config, folder, devices, threads):
+    """Fine-tune until the first state is saved, then resume in the same process; return the summary."""
+    save = distributed.save_state
+
+    def save_and_stop(*arguments):
+        save(*arguments)
+        raise StoppedError
+
+    with patch.object(distributed, "save_state", save_and_stop), contextlib.suppress(StoppedError):
+        task.finetune(config, folder, devices, threads)
+    return task.finetune(config, folder, devices, threads)
+
+
+def test_two_processes_learn_what_one_does_also_where_they_resume_and_say_why_they_cannot(home, capfd):
+    """Two states per epoch; val and test, of 78 and 156 samples, cannot be shared equally."""
+    config = {**SMALL, "grad_accum_steps": 2, "max_datapoints_per_class": 40, "capped_splits": ["train"], "epochs": 2,
+              "checkpoint_steps": 1}
     alone = trained(home / "one", **config)
-    together = task.finetune(config, str(home / "two"), ["cpu", "cpu"], 1)
+    arguments = {"config": config, "folder": str(home / "two")}
+    together = distributed.torchrun("tests.test_finetune:cut_and_resumed", arguments, ["cpu", "cpu"], 1)
     assert capfd.readouterr().out.count("epoch 1/2") == 2, "of two processes one writes"
     assert store.read(home / "two/profile.csv", "profile")["batch_size"].max() == 8, "of 16; also where it is evaluated"
     for name, value in last(home / "one").items():
@@ -531,6 +597,7 @@ def test_two_processes_learn_what_one_does_and_say_why_they_cannot(home, capfd):
     for record, other in zip(alone["history"], together["history"], strict=True):
         for name in set(record) - {"train_s", "images_per_sec", "energy_j"}:
             assert other[name] == pytest.approx(record[name], rel=1e-4, nan_ok=True)
+    assert together["test"] == pytest.approx(alone["test"], rel=1e-4, nan_ok=True)
     with refused("batch_size 15 cannot be shared by 2 processes; choose a multiple"):
         train.Run(small(batch_size=15), home / "three", CPU, Mock(num_processes=2))
 

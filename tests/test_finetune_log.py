@@ -6,13 +6,18 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lib import locks, store
+from lib.errors import InputError
 from lib.finetune import reports
 from lib.finetune.metrics import Evaluation
 from lib.finetune.reports import Reports, logged
+from lib.finetune.train import BatchLog, Progress
+from lib.work.training import Batch, Observer
 from tests import refused
+from tests.conftest import full_disk
 from tests.test_finetune_metrics import measured, split
 
 
@@ -37,13 +42,32 @@ def history(folder, name):
     return list(rows.loc[rows["name"] == name, ["step", "value"]].itertuples(index=False, name=None))
 
 
+def test_a_batch_has_the_time_of_its_end_not_of_the_fetch(monkeypatch):
+    run, times = Mock(progress=Progress(), batches=2), iter([100.0, 200.0])
+    monkeypatch.setattr("time.time", lambda: next(times))
+    log = BatchLog(run, Observer())
+    for number in range(2):
+        log.end(Batch(number, None, torch.tensor(0.5), 0.1, torch.eye(2), torch.tensor([0, 1])))
+    log.fetch()
+    assert [call.args[1:] for call in run.reports.scalars.call_args_list] == [(0, 0, 100.0), (1, 0, 200.0)]
+
+
+def test_a_full_disk_is_named_and_hides_no_other_error(tmp_path):
+    (tmp_path / "log.txt").write_bytes(b"x" * 300_000)
+    with full_disk(300_000), refused("log.txt: cannot be written"), logged(tmp_path):
+        print("more")
+    with full_disk(300_000), refused("another error"), logged(tmp_path):
+        raise InputError("another error")
+
+
 def test_a_resumed_run_goes_on_without_a_step_twice(tmp_path, capsys):
     """Killed in a line of step 7, with a checkpoint after step 5: what follows is there once."""
     first = opened(tmp_path)
     steps(first, 0, 5)
     first.scalars({"val/acc@1": 0.5}, 4, 0)
     steps(first, 5, 8, 1)
-    first.scalars({"val/acc@1": 0.9}, 7, 1)
+    first.scalars({"val/acc@1": 0.9}, 7, 1, 123.0)
+    assert store.read(tmp_path / "history.csv", "history")["wall_time_s"].iloc[-1] == 123.0
     with pytest.raises(locks.HeldError, match="is being written by another process"):
         opened(tmp_path, 1)
     first.close()

@@ -94,12 +94,20 @@ def test_published_recordings_are_predicted_at_a_fraction_of_the_originals_error
     output_of("layer-power", "dataset", raw, "--out", tmp_path)
     table = read_training(tmp_path / "training_data")
     assert table["kind"].value_counts().to_dict() == {"convolutional": 159, "dense": 81, "pooling": 17}
+    assert set(table["network"]) == {"alexnet", "mobilenet_v2", "resnet18"} and table["power"].isna().all()
     errors = {}
     for learner in ("physics", "lasso"):
         models, refusals = training.train_models(table, "runtime", "rtx", learner)
         errors[learner] = {model.kind: model.scores["mape"] for model in models}
     assert not refusals and errors["physics"]["pooling"] < 0.6 * errors["lasso"]["pooling"]
     assert errors["physics"]["convolutional"] < 0.22 and errors["physics"]["dense"] < 0.2
+    rows = layer_model.with_measured(table, "runtime").assign(predicted=np.nan)
+    for kind in KINDS:
+        of_kind = rows["kind"] == kind
+        predicted = predict_left_out(rows, kind, "runtime", training.load_settings().of("runtime", kind))
+        rows.loc[of_kind, "predicted"] = predicted[of_kind]
+    sums = rows.groupby("network")[["predicted", "runtime"]].sum()
+    assert (sums["predicted"] / sums["runtime"] - 1).abs().max() < 0.5
 
 
 def test_a_model_comes_back_from_its_file_and_a_damaged_one_is_one_line(tmp_path):

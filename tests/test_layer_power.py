@@ -5,6 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -12,7 +14,7 @@ import pytest
 
 from lib import paths
 from lib.tensorrt import layers as tables
-from lib.tensorrt import predictions, recordings, training
+from lib.tensorrt import predictions, recordings, training, tune
 from lib.tensorrt.engine import read_engine
 from lib.tensorrt.layer_model import LayerModel, Setting, fit_layer_model
 from lib.tensorrt.registry import Registry
@@ -103,12 +105,28 @@ def test_the_verb_from_training_data_to_predictions(tmp_path):
         assert "is a folder or the engine" in refusal(*PREDICT, target)
 
 
+@pytest.mark.slow
+def test_a_search_without_layers_of_a_kind_writes_the_others(tmp_path, monkeypatch):
+    for network in ("alexnet", "resnet18", "vgg11"):
+        shutil.copytree(TRAINING / network, tmp_path / "training" / network)
+        (tmp_path / "training" / network / "pooling.csv").unlink()
+    monkeypatch.setattr(tune, "tune", partial(tune.tune, storage=tmp_path / "optuna.sqlite"))
+    written = Mock(return_value="settings.yaml")
+    monkeypatch.setattr(tune, "write_settings", written)
+    words = ["layer-power", "tune", tmp_path / "training", "--device", "x", "--trials", 1, "--write"]
+    status, out, error = called(*words)
+    assert status == 0 and out.endswith("settings.yaml\n") and error.count("\n") == 1
+    assert "refused: a search needs pooling layers with a measured runtime" in error
+    assert {kind for _, kind in written.call_args.args[0]} == {"convolutional", "dense"}
+    assert called(*words, "--target", "power")[0] == 1, "no power was measured"
+
+
 # ------------------------------------------------------------------------------------------- the registry
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory):
     """Give one registry for several tests: MLflow takes seconds to make one."""
-    return Registry(f"sqlite:///{tmp_path_factory.mktemp('registry')}/mlflow.db")
+    return Registry(f"sqlite:///{tmp_path_factory.mktemp('registry')}/mlflow.db", create=True)
 
 
 @pytest.fixture
@@ -131,7 +149,8 @@ NO_NETWORK = """if True:
 def test_models_are_registered_without_network_chatter_or_files_elsewhere(tmp_path):
     line = ["layer-power", "train", TRAINING, "--targets", "runtime", "--device", "x", "--register"]
     done = subprocess.run([sys.executable, "-c", NO_NETWORK, *map(str, line)], cwd=tmp_path, capture_output=True, text=True,
-                          check=False, env={**os.environ, "PYTHONPATH": str(paths.ROOT), "LIB_OUTPUT": str(tmp_path)})
+                          check=False, env={**os.environ, "MLFLOW_TRACKING_URI": "", "PYTHONPATH": str(paths.ROOT),
+                                            "LIB_OUTPUT": str(tmp_path)})
     assert done.returncode == 0 and done.stderr == "" and done.stdout.count("registered ") == 3
     assert sorted(path.name for path in (tmp_path / "data/mlflow").iterdir()) == ["artifacts", "mlflow.db"]
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
@@ -156,9 +175,19 @@ def test_a_model_comes_back_by_number_and_alias_with_its_scores(registry, model)
 
 
 @pytest.mark.parametrize("uri", ["ftp://x", "http://me:secret@127.0.0.1:9", "sqlite:////dev/null/x.db"])
-def test_a_registry_that_takes_nothing_is_one_line_without_its_password(uri):
-    line = refusal("layer-power", "versions", "--registry", uri)
+def test_a_registry_that_takes_nothing_is_one_line_without_its_password(uri, monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    line = refusal("layer-power", "train", TRAINING, "--device", "x", "--register", uri)
     assert "the registry refuses: " in line and "secret" not in line
+
+
+def test_what_is_not_there_is_refused_and_not_made(tmp_path, monkeypatch, registry, model):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/new/x.db")
+    assert "new/x.db: there is no registry; register a model first" in refusal("layer-power", "versions")
+    assert not (tmp_path / "new").exists()
+    registry.register("dense", model)
+    line = refusal("layer-power", "versions", "dens", "--registry", registry.uri)
+    assert "no model 'dens' in sqlite:///" in line and "; did you mean dense?" in line
 
 
 @pytest.mark.slow

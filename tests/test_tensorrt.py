@@ -7,6 +7,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -101,6 +102,8 @@ def test_layers_of_a_second_optimisation_profile_and_unknown_formats_have_no_wor
     engine = read(tmp_path / "e.json", odd, dense(), {**dense(), "Name": "fc [profile 1]"})
     assert [layer.name for layer in engine.layers] == ["odd", "fc"]
     assert [math.isnan(layer.bytes) for layer in engine.layers] == [True, False]
+    later = [{**dense(), "Name": f"fc [profile  {number}]"} for number in (2, 10)]
+    assert [layer.name for layer in read(tmp_path / "e.json", *later).layers] == ["fc [profile  2]"], "the lowest one there is"
 
 
 def test_latencies_of_a_name_that_layers_share_are_left_out_and_noted(tmp_path):
@@ -244,9 +247,24 @@ def test_the_originals_folders_keep_their_watts_and_a_log_that_none_uses_is_refu
     assert converted(tmp_path, "36 of 36 windows")["dense"]["power"].tolist() == pytest.approx([8.0], rel=0.02)
     tables.convert(tmp_path / "pre", tmp_path / "more", least_samples=13)
     assert pd.read_csv(tmp_path / "more/alexnet/dense.csv")["power"].isna().all(), "there are 12 cycles"
+    recording(raw / ".ipynb_checkpoints/vgg16")
+    (raw / "alexnet/alexnet_power_log.log").rename(tmp_path / "elsewhere.log")
+    (raw / "alexnet/alexnet_power_log.log").symlink_to(tmp_path / "elsewhere.log")
+    assert converted(tmp_path, "36 of 36 windows")["dense"]["power"].tolist() == pytest.approx([8.0], rel=0.02)
     (raw / "alexnet/alexnet_power_log.log").rename(raw / "power_log.log")
     with refused(f"{raw / 'power_log.log'} is used by no recording"):
         recordings.preprocess(raw, tmp_path / "pre")
+
+
+def test_power_that_was_not_measured_never_stays_beside_facts_that_say_so(tmp_path, monkeypatch):
+    """Where a recording is preprocessed again and that is cut short."""
+    recording(tmp_path / "raw/alexnet")
+    recordings.preprocess(tmp_path / "raw", tmp_path / "pre")
+    monkeypatch.setattr(recordings.files, "replace", Mock(side_effect=[None, KeyboardInterrupt]))
+    with pytest.raises(KeyboardInterrupt):
+        recordings.preprocess(tmp_path / "raw", tmp_path / "pre")
+    with refused("layer-power preprocess"):
+        tables.convert(tmp_path / "pre", tmp_path / "train")
 
 
 def test_trtexecs_files_are_read_under_their_own_names(tmp_path):

@@ -28,9 +28,8 @@ DEMO_CONFIGS = {
 def _dashboard(options: argparse.Namespace) -> None:
     import uvicorn
 
-    from lib import paths
+    from lib import mlflow_store, paths
     from lib.dashboard import access, api, app, configurations, database, runner
-    from lib.finetune import tracking
     from lib.schedule.run.database import AWAY
 
     if missing := [path for path in options.data_root if not path.is_dir()]:
@@ -38,8 +37,8 @@ def _dashboard(options: argparse.Namespace) -> None:
     configurations.data_roots[:] = [path.resolve() for path in options.data_root]
     token, token_file = access.read_token(paths.DATA / "dashboard")
     mlflow_url = f"http://{LOOPBACK}:{options.mlflow_port}" if options.mlflow_port else ""
-    if tracking.store_uri().startswith("http"):  # somebody serves it already
-        mlflow_url, options.mlflow_port = tracking.store_uri().rstrip("/"), 0
+    if mlflow_store.store_uri().startswith("http"):  # somebody serves it already
+        mlflow_url, options.mlflow_port = mlflow_store.store_uri().rstrip("/"), 0
     rows = database.Database()
     board = api.Board(rows, runner.Runner(rows, options.ray), token, mlflow_url)
     if options.demo:

@@ -12,6 +12,7 @@ def _finetune(options: argparse.Namespace) -> int:
         from lib.config.base import load
         from lib.finetune.config import TrainConfig, load_configs
         from lib.finetune.finetune import finetune
+        from lib.work.distributed import process_count
 
     if (options.name is None) == (options.config is None):
         raise InputError("name a config of params/training.yaml, or all of them by all, or a file by --config FILE.json")
@@ -26,6 +27,8 @@ def _finetune(options: argparse.Namespace) -> int:
             except InputError as error:
                 failed = True
                 note(f"error: {printable(name)}: {error}")
+                if process_count() > 1:  # the others may wait for this one: its end ends them
+                    break
     return 2 * failed
 
 

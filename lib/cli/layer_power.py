@@ -46,7 +46,7 @@ def _train(options: argparse.Namespace) -> bool:
     from lib.tensorrt.layers import read_training
     from lib.tensorrt.registry import Registry
 
-    registry = None if options.register is None else Registry(options.register)
+    registry = None if options.register is None else Registry(options.register, create=True)
     table, trained = read_training(options.training), 0
     origin = {"source": options.source, "licence": options.licence}
     for target in options.targets:
@@ -66,7 +66,7 @@ def _train(options: argparse.Namespace) -> bool:
     return not trained
 
 
-def _tune(options: argparse.Namespace) -> None:
+def _tune(options: argparse.Namespace) -> bool:
     from lib.tensorrt import tune
     from lib.tensorrt.engine import KINDS
     from lib.tensorrt.layers import read_training
@@ -74,13 +74,18 @@ def _tune(options: argparse.Namespace) -> None:
 
     table, settings, chosen = read_training(options.training), load_settings(), {}
     for kind in KINDS.values():
-        study = tune.tune(table, kind, options.target, options.device, settings, options.trials)
+        try:
+            study = tune.tune(table, kind, options.target, options.device, settings, options.trials)
+        except InputError as error:
+            note(f"refused: {error}")
+            continue
         best = chosen[options.target, kind] = tune.suggested(study.best_trial)
         print(f"{options.target} of {kind} layers, training networks left out: RMSPE "
               f"{100 * study.trials[0].value:.1f} % with the first setting, "
               f"{100 * study.best_value:.1f} % with {best.model_dump_json()}")
-    if options.write:
+    if options.write and chosen:
         print(tune.write_settings(chosen))
+    return not chosen
 
 
 def _versions(options: argparse.Namespace) -> None:
@@ -164,7 +169,8 @@ def _add_models(steps) -> None:
     training = option("training", read=a_path, default=FOLDER / "training_data", nargs="?")
     device = option("--device", "what was recorded on, such as jetson-orin", folder_name,
                     required=True)
-    registry = option("--registry", "an MLflow registry (default: SQLite in data/mlflow)",
+    registry = option("--registry", "an MLflow registry (default: MLFLOW_TRACKING_URI, or SQLite "
+                      "in data/mlflow)",
                       default="", metavar="URI")
     add_verb(steps, _train, "train", "train models of runtime and power of layers", training, device,
              option("--targets", default=_TARGETS, nargs="+", choices=_TARGETS),
@@ -172,8 +178,8 @@ def _add_models(steps) -> None:
                     "params/layer_power.yaml)", default="", choices=("physics", "lasso")),
              option("--source", "where the recordings come from", default=""),
              option("--licence", "the licence of the recordings", default=""),
-             option("--register", "register the models in MLflow as champions (default: SQLite in "
-                    "data/mlflow)", nargs="?", const="", metavar="URI"),
+             option("--register", "register the models in MLflow as champions (default: "
+                    "MLFLOW_TRACKING_URI, or SQLite in data/mlflow)", nargs="?", const="", metavar="URI"),
              _out(paths.DATA / "trained_models"))
     add_verb(steps, _tune, "tune", "search settings with Optuna, on training networks alone",
              training, device,

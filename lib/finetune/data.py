@@ -125,7 +125,9 @@ def loader(config: TrainConfig, samples: torch.utils.data.Dataset, train: bool,
         files.shorten_sockets()
         workers = {"multiprocessing_context": "fork" if sys.platform == "linux" else None,
                    "prefetch_factor": config.prefetch_factor,
-                   "persistent_workers": config.persistent_workers}
+                   "persistent_workers": config.persistent_workers,
+                   # they draw no seed from torch's generator, whose state a resumed run restores
+                   "generator": torch.Generator() if config.persistent_workers else None}
     single = train and len(samples) > 1 and len(samples) % config.batch_size == 1
     return torch.utils.data.DataLoader(samples, config.batch_size, shuffle=train, drop_last=single,
                                        num_workers=config.num_workers, pin_memory=pinned, **workers)

@@ -28,13 +28,14 @@ _DECISIONS = ["true -", "false +", "false -", "true +"]
 
 
 class _Tee:
-    """A stream that also writes each text to a file."""
+    """A stream that also writes each text to a file, unbuffered: closing it then writes nothing."""
 
-    def __init__(self, stream: TextIO, file: TextIO):
+    def __init__(self, stream: TextIO, file: io.FileIO):
         self._stream, self._file = stream, file
 
     def write(self, text: str) -> int:
-        self._file.write(text)
+        with files.writing(Path(self._file.name)):
+            self._file.write(text.encode(errors="replace"))
         return self._stream.write(text)
 
     def __getattr__(self, name: str) -> Any:
@@ -47,13 +48,14 @@ def logged(folder: Path) -> Iterator[None]:
     path = files.folder(folder) / LOG
     with files.writing(path):
         path.touch()
-    with (open(path, "a", buffering=1, errors="replace") as file,
+    with (open(path, "ab", buffering=0) as file,
           contextlib.redirect_stdout(_Tee(sys.stdout, file)),
           contextlib.redirect_stderr(_Tee(sys.stderr, file))):
         try:
             yield
         except BaseException as error:
-            file.write(f"{type(error).__name__}: {error}\n")
+            with contextlib.suppress(OSError):
+                file.write(f"{type(error).__name__}: {error}\n".encode(errors="replace"))
             raise
 
 
@@ -73,14 +75,14 @@ class Reports:
                                          purge_step=step, flush_secs=5)
         print(f"tensorboard --logdir {events}")
 
-    def scalars(self, values: Mapping[str, float], step: int, epoch: int) -> None:
-        """Write values by name, such as train/epoch_loss, to both."""
-        now = round(time.time(), 3)
-        self._history.extend([(step, epoch, name, float(f"{value:.9g}"), now)
+    def scalars(self, values: Mapping[str, float], step: int, epoch: int, at_s: float = 0) -> None:
+        """Write values by name, such as train/epoch_loss, to both; ``at_s`` 0 is now."""
+        at_s = at_s or time.time()
+        self._history.extend([(step, epoch, name, float(f"{value:.9g}"), round(at_s, 3))
                               for name, value in values.items()])
         with files.writing(self.events):
             for name, value in values.items():
-                self._writer.add_scalar(name, value, step)
+                self._writer.add_scalar(name, value, step, at_s)
 
     def evaluation(self, evaluation: Evaluation, step: int, epoch: int,
                    labels: Sequence[str]) -> None:

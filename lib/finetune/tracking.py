@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import os
 import sqlite3
 import sys
 import time
@@ -10,36 +9,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lib import files, locks, paths
+from lib import files, locks, mlflow_store, paths
 from lib.errors import one_line, refused
 
 RUN_ID = "mlflow_run_id"
 _WAIT_S = 60.0  # for another process that makes the same store
-_USUAL = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "WARNING",
-          "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}  # a server that is away is no reason to wait long
-
-
-def store_uri() -> str:
-    """Return the address of MLflow's store: SQLite in data/mlflow, or what the environment says."""
-    default = f"sqlite:///{paths.DATA / 'mlflow' / 'mlflow.db'}"
-    return os.environ.get("MLFLOW_TRACKING_URI") or default
 
 
 @contextlib.contextmanager
 def opened_store() -> Iterator[Any]:
     """Give a client of MLflow's store, made if missing, to one process at a time; InputError."""
-    uri = store_uri()
+    uri = mlflow_store.store_uri()
     with refused(f"MLflow's store {uri} cannot be used: ", "; move it, name another by "
                  "MLFLOW_TRACKING_URI, or set mlflow to false"), \
             locks.writer(files.folder(paths.DATA / "mlflow") / "mlflow.db", _WAIT_S):
-        if uri.startswith("sqlite:///"):  # MLflow would try a wrong file for minutes
-            file = uri.removeprefix("sqlite:///").partition("?")[0]
+        if file := mlflow_store.sqlite_file(uri):  # MLflow would try a wrong file for minutes
             with contextlib.closing(sqlite3.connect(file, timeout=_WAIT_S)) as database:
                 database.execute("BEGIN IMMEDIATE")
-        os.environ.update({**_USUAL, **os.environ})
-        from mlflow import MlflowClient
-
-        yield MlflowClient(uri)
+        yield mlflow_store.client(uri)
 
 
 class TrackedRun:
@@ -103,7 +90,7 @@ def serve(options: Sequence[str]) -> None:
     """Be MLflow's server of the store; it does not make that while a run does."""
     with opened_store():
         from mlflow import cli
-    cli.cli(["server", "--backend-store-uri", store_uri(), *options])
+    cli.cli(["server", "--backend-store-uri", mlflow_store.store_uri(), *options])
 
 
 if __name__ == "__main__":

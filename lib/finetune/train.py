@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 
 from lib import files, locks, store
@@ -16,7 +17,7 @@ from lib.errors import InputError, choices, is_out_of_memory
 from lib.finetune import data as run_data
 from lib.finetune import folders, models, optimization
 from lib.finetune.config import TrainConfig
-from lib.finetune.metrics import Evaluation, SplitMetrics, check_monitor, plain
+from lib.finetune.metrics import Evaluation, SplitMetrics, check_monitor, collection, plain
 from lib.finetune.reports import Reports, logged, resumed, slashed
 from lib.finetune.tracking import TrackedRun
 from lib.finetune.transforms import gpu_augmentation
@@ -74,7 +75,12 @@ class Run:
             print(f"{self.data.note}\n{choices(counts)}; {classes} classes; at most "
                   f"{config.max_datapoints_per_class} samples per class in "
                   f"{choices(config.capped_splits)}", flush=True)
-        self.loader = self._loader("train")
+            measured = collection(classes, self.task.multi_label, config.eval_topk)
+            if lacking := [k for k in {*config.eval_topk} - {1} if f"acc@{k}" not in measured]:
+                print(f"eval_topk {choices(sorted(lacking))} left out: there are {classes} classes"
+                      f"{', and a sample may have several' if self.task.multi_label else ''}")
+        self.loaders = {split: self._loader(split) for split in self.data.splits}
+        self.loader = self.loaders["train"]
         self.trainer = self._trainer()
         self.progress = Progress(**distributed.load_state(accelerator, self.checkpoints))
         if not self.first:
@@ -123,9 +129,15 @@ class Run:
                              started_utc=store.utc_now(), parameters=config.content(),
                              **machine.identity())
         if config.profile:
-            kept = self.batches + self.progress.epoch * len(self._loader("val"))
-            profile = resumed(path, "profile", lambda rows: rows.head(kept))
-            self.profile = stack.enter_context(closing(profile))
+            self.profile = stack.enter_context(closing(resumed(path, "profile", self._kept)))
+
+    def _kept(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Return the rows of a profile without those of batches that are done again."""
+        count = self.batches + self.progress.epoch * len(self.loaders["val"])
+        if len(rows) < count:
+            raise InputError(f"{self.folder / PROFILE} lacks rows: it has fewer than the {count} of "
+                             "its state; name another folder")
+        return rows.head(count)
 
     def _observer(self, split: str, step: int, recorder: Recorder | None = None) -> Observer:
         """Return what writes the profile's rows of a pass, if there is a profile."""
@@ -143,11 +155,13 @@ class Run:
     def train(self, after_epoch: Callable[[int], None]) -> None:
         """Train the epochs that are left; after each, validate, and save weights and state."""
         progress, config = self.progress, self.config
+        if progress.epoch and not progress.batch:
+            self._keep_weights()  # a run may be killed between a state and its weights
         for epoch in range(progress.epoch, config.epochs):
             record = self._train_epoch()
             evaluation = self.evaluate("val")
             value, rate = evaluation.values[config.monitor_metric], record["images_per_sec"]
-            self._keep_weights(value)
+            self._note_best(value)
             progress.history.append({**record, **evaluation.values})
             self._report({"train/epoch_loss": record["train_loss"],
                           "train/epoch_acc@1": record["train_acc@1"],
@@ -161,6 +175,7 @@ class Run:
             progress.epoch, progress.batch, progress.seconds = epoch + 1, 0, 0.0
             progress.sums = Progress().sums
             self.save()
+            self._keep_weights()
             after_epoch(epoch)
 
     def save(self) -> None:
@@ -195,31 +210,40 @@ class Run:
 
     def evaluate(self, split: str) -> Evaluation:
         """Evaluate a split, each process its share; every process calls this."""
-        loader, left = self._loader(split), len(self.data.indices[split])
+        loader, left = self.loaders[split], len(self.data.indices[split])
         metrics = SplitMetrics(split, len(self.data.labels), self.task.multi_label,
                                self.config.eval_topk, self.device)
         observer = self._observer(split, self.progress.epoch * len(loader) if split == "val" else 0)
-        for loss, scores, targets in self.trainer.predict(self._on_device(loader), observer):
-            batch = self.accelerator.gather((loss.expand(len(scores)), scores, targets))
-            metrics.update(*[part[:left] for part in batch])  # the last batch is filled up
-            left -= len(batch[0])
+        for _, *batch in self.trainer.predict(self._on_device(loader), observer):
+            gathered = self.accelerator.gather(batch)
+            logits, targets = (part[:left] for part in gathered)  # the last batch is filled up
+            logits, left = logits.float(), left - len(targets)
+            loss = self.trainer.loss(logits, targets).expand(len(targets))
+            metrics.update(loss, self.task.scores(logits), targets)
         return metrics.compute()
 
-    def _keep_weights(self, value: float) -> None:
-        """Keep the weights of an epoch where its value is the best so far, or all are kept."""
-        config, progress = self.config, self.progress
-        sign = -1 if config.monitor_mode == "min" else 1
+    def _note_best(self, value: float) -> None:
+        """Note the value of an epoch where it is the best so far."""
+        progress, sign = self.progress, -1 if self.config.monitor_mode == "min" else 1
         first = math.isnan(progress.best) and not math.isnan(value)
         if first or sign * value > sign * progress.best:
             progress.best, progress.best_epoch = value, progress.epoch
-            if self.first:
-                weights.save(self.trainer.model.state_dict(), self.checkpoints / BEST)
-                meta = {"best_value": value, "epoch": progress.epoch, "best_ckpt": BEST,
-                        "monitor": config.monitor_metric, "mode": config.monitor_mode}
-                store.write_json(meta, self.checkpoints / "_best_meta.json")
-        if config.save_per_epoch_checkpoint and self.first:
-            path = self.checkpoints / f"epoch_{progress.epoch:03d}.pt"
+
+    def _keep_weights(self) -> None:
+        """Keep the weights of the epoch that has ended where it is the best, or all are kept.
+
+        Every process calls this.
+        """
+        config, progress, epoch = self.config, self.progress, self.progress.epoch - 1
+        if self.first and progress.best_epoch == epoch:
+            weights.save(self.trainer.model.state_dict(), self.checkpoints / BEST)
+            meta = {"best_value": progress.best, "epoch": epoch, "best_ckpt": BEST,
+                    "monitor": config.monitor_metric, "mode": config.monitor_mode}
+            store.write_json(meta, self.checkpoints / "_best_meta.json")
+        if self.first and config.save_per_epoch_checkpoint:
+            path = self.checkpoints / f"epoch_{epoch:03d}.pt"
             weights.save(self.trainer.model.state_dict(), path)
+        self.accelerator.wait_for_everyone()  # all processes read the best weights for the test
 
     def _report(self, values: dict[str, float], evaluation: Evaluation) -> None:
         """Report values and an evaluation after the last batch that was trained."""
@@ -265,7 +289,8 @@ class BatchLog(Observer):
     def __init__(self, run: Run, rows: Observer):
         self._run, self._rows = run, rows
         self.start, self.mark = rows.start, rows.mark
-        self._waiting: list[tuple[int, float, torch.Tensor]] = []  # samples, lr, loss with right
+        # samples, lr, time, loss with right
+        self._waiting: list[tuple[int, float, float, torch.Tensor]] = []
         self._fetched_s = time.perf_counter()
         self._begin_s = self._fetched_s - run.progress.seconds
 
@@ -279,7 +304,7 @@ class BatchLog(Observer):
         else:  # of each sample, the share of right labels
             right = ((logits > 0) == (targets > 0.5)).float().mean(1).sum()
         both = torch.stack([batch.loss.detach().float(), right])
-        self._waiting.append((len(targets), batch.lr, both))
+        self._waiting.append((len(targets), batch.lr, time.time(), both))
         progress.batch += 1
         due = batch.stepped and progress.batch < len(self._run.loader) and \
             progress.batch // config.grad_accum_steps % config.checkpoint_steps == 0
@@ -293,13 +318,13 @@ class BatchLog(Observer):
         run, progress, waiting = self._run, self._run.progress, self._waiting
         self._waiting, number = [], run.batches - len(waiting)
         fetched = torch.stack([both for *_, both in waiting]).tolist() if waiting else []
-        for (samples, lr, _), (loss, right) in zip(waiting, fetched, strict=True):
+        for (samples, lr, at_s, _), (loss, right) in zip(waiting, fetched, strict=True):
             added = (loss * samples, right, samples)
             progress.sums = [total + one for total, one in zip(progress.sums, added, strict=True)]
             if run.reports:
                 values = {"train/step_loss": loss, "train/step_acc@1": right / samples,
                           "train/lr": lr}
-                run.reports.scalars(values, number, progress.epoch)
+                run.reports.scalars(values, number, progress.epoch, at_s)
             if not math.isfinite(loss):
                 raise InputError(f"the loss is {loss} at step {number} (epoch {progress.epoch}, lr "
                                  f"{lr:.3g}): training stops; a smaller lr, more warm-up, "
@@ -321,7 +346,6 @@ def train(config: TrainConfig, folder: Path, device: str, threads: int = 0,
     place = machine.device(distributed.local_device(str(machine.device(device))))
     with ExitStack() as stack:
         accelerator = distributed.accelerator(place.type, config.seed)
-        stack.callback(accelerator.end_training)
         stack.enter_context(settings(place, threads or config.threads, config.deterministic))
         if accelerator.is_main_process:
             stack.enter_context(locks.writer(files.folder(folder), _ORPHANS_S))

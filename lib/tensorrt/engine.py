@@ -151,11 +151,18 @@ class Engine:
         return {name for name, count in counts.items() if count > 1}
 
 
+def _profile(layer: Layer) -> int:
+    """Return the optimisation profile that a layer belongs to."""
+    found = re.search(r"\[profile +(\d{1,6})\]", layer.name)
+    return int(found[1]) if found else 0
+
+
 def read_engine(path: Path) -> Engine:
     """Read what ``IEngineInspector`` writes as JSON, or trtexec with ``--exportLayerInfo``.
 
-    Layers of a second optimisation profile, ``NAME [profile 1]``, are left out. Raises InputError
-    for an engine without details or with dynamic shapes, and for an inconsistent layer.
+    Only the layers of the lowest optimisation profile are read: ``NAME``, or ``NAME [profile 1]``
+    where there is none. Raises InputError for an engine without details or with dynamic shapes, and
+    for an inconsistent layer.
     """
     content = json_mapping(path)
     names = content.get("Layers")
@@ -163,7 +170,8 @@ def read_engine(path: Path) -> Engine:
         raise InputError(f"{path} names its layers without details; build the engine with "
                          "profiling verbosity detailed")
     layers = build(_File, content, str(path)).layers
-    layers = tuple(layer for layer in layers if not re.search(r"\[profile [1-9]", layer.name))
+    lowest = min(map(_profile, layers))
+    layers = tuple(layer for layer in layers if _profile(layer) == lowest)
     for layer in layers:
         if layer.is_dynamic and layer.kind != OTHER:
             raise InputError(f"{path}: layer {layer.name!r} has dynamic shapes (a dimension is -1):"

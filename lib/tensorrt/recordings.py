@@ -37,10 +37,16 @@ class Recording(NamedTuple):
     power_source: str
 
 
+def _visible(raw: Path, pattern: str) -> list[Path]:
+    """Return the files below a folder, but for those in hidden folders."""
+    return [path for path in sorted(raw.rglob(pattern))
+            if not any(part.startswith(".") for part in path.relative_to(raw).parts)]
+
+
 def find_recordings(raw: Path) -> dict[str, Path]:
     """Return the engine's file of each recording below a folder, by the recording's name."""
     recordings, used = {}, set()
-    for path in sorted([*raw.rglob(ENGINE), *raw.rglob(f"*{_GRAPH}")]):
+    for path in sorted([*_visible(raw, ENGINE), *_visible(raw, f"*{_GRAPH}")]):
         parts = list(path.parent.relative_to(raw).parts)
         if parts and parts[-1] == "trt_profiling":
             parts.pop()
@@ -55,7 +61,7 @@ def find_recordings(raw: Path) -> dict[str, Path]:
     if not recordings:
         raise InputError(f"{raw} holds no recording: no folder with {ENGINE} and {LATENCY}, or "
                          f"with trtexec's X{_GRAPH} and X{_PROFILE}")
-    for path in sorted(raw.rglob("*power_log*.log")):
+    for path in _visible(raw, "*power_log*.log"):
         if path.resolve() not in used and "idling" not in path.name:
             raise InputError(f"{path} is used by no recording: name it <model>/{POWER} or <model>/"
                              f"<model>_{POWER}, with an engine in <model> and {IDLE} there or one "
@@ -69,7 +75,7 @@ def _power_files(engine: Path) -> tuple[Path | None, Path | None]:
     model = place.parent if place.name == "trt_profiling" else place
     logs = [folder / name for folder in (place, model) for name in (POWER, f"{model.name}_{POWER}")]
     idles = [folder / IDLE for folder in (place, model, model.parent)]
-    log = next((path for path in logs if path.is_file()), None)
+    log = next((path.resolve() for path in logs if path.is_file()), None)
     idle = next((path for path in idles if path.is_file()), None)
     return (log, idle) if log and idle else (None, None)
 
@@ -101,7 +107,9 @@ def preprocess(raw: Path, target: Path) -> dict[Path, list[str]]:
                                         recording.idle_w)
         if not recording.log:
             notes[place].append(f"no power: {POWER} or {IDLE} is missing")
+        with files.writing(place):
+            (place / LAYERWISE).unlink(missing_ok=True)  # an earlier table is of other facts
         files.replace(place / FACTS, store.encoded_json({"power": recording.power_source}))
-        files.replace(place / LAYERWISE, table.to_csv(index=False).encode())
         files.replace(place / ENGINE, path.read_bytes())
+        files.replace(place / LAYERWISE, table.to_csv(index=False).encode())
     return notes

@@ -1,32 +1,32 @@
 """Layer models in an MLflow registry: JSON artifacts of runs, loaded without executing code."""
 
 import contextlib
-import os
 import re
 import tempfile
 from pathlib import Path
 
-from lib import files, paths
-from lib.errors import InputError, one_line
+from lib import mlflow_store
+from lib.errors import InputError, entry, one_line
 from lib.tensorrt.layer_model import LayerModel
 
 EXPERIMENT, ARTIFACT, CHAMPION = "layer models", "layer_model.json", "champion"
-_QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "WARNING",
-          "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
-          "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
 
 
 class Registry:
-    """An MLflow registry: ``sqlite:///FILE`` (default: data/mlflow/mlflow.db) or a server's URL."""
+    """An MLflow registry: ``sqlite:///FILE`` or a server's URL (default: the store of runs).
 
-    def __init__(self, uri: str = ""):
-        self.uri = uri or f"sqlite:///{files.folder(paths.DATA / 'mlflow') / 'mlflow.db'}"
-        for name, value in _QUIET.items():
-            os.environ.setdefault(name, value)
+    Raises InputError where it does not answer, and for a missing file unless ``create`` is set.
+    """
+
+    def __init__(self, uri: str = "", create: bool = False):
+        self.uri = uri or mlflow_store.store_uri()
+        self.shown = re.sub(r"//[^/@]*@", "//***@", self.uri)  # without a password
+        self.file = mlflow_store.sqlite_file(self.uri)
+        if self.file and not create and not self.file.exists():
+            raise InputError(f"{self.shown}: there is no registry; register a model first, or name "
+                             "another")
         with self.answering():
-            from mlflow import MlflowClient
-
-            self.client = MlflowClient(self.uri, self.uri)
+            self.client = mlflow_store.client(self.uri)
             self.client.search_experiments(max_results=1)  # fails before any training
 
     @contextlib.contextmanager
@@ -37,17 +37,15 @@ class Registry:
         except InputError:
             raise
         except Exception as error:
-            text = f"{self.uri}: the registry refuses: {one_line(error)}"
-            raise InputError(re.sub(r"//[^/@]*@", "//***@", text)) from None
+            text = re.sub(r"//[^/@]*@", "//***@", one_line(error))
+            raise InputError(f"{self.shown}: the registry refuses: {text}") from None
 
     def register(self, name: str, model: LayerModel) -> int:
         """Add a model as the next version of ``name`` and its champion; return the version."""
         with self.answering(), tempfile.TemporaryDirectory() as scratch:
             if not self.client.get_experiment_by_name(EXPERIMENT):
-                folder = None  # where the server keeps artifacts; beside the file of SQLite
-                if self.uri.startswith("sqlite:///"):
-                    file = Path(self.uri.removeprefix("sqlite:///")).absolute()
-                    folder = file.with_name("artifacts").as_uri()
+                # where the server keeps artifacts; beside the file of SQLite
+                folder = self.file.with_name("artifacts").as_uri() if self.file else None
                 self.client.create_experiment(EXPERIMENT, folder)
             experiment = self.client.get_experiment_by_name(EXPERIMENT)
             run = self.client.create_run(experiment.experiment_id, run_name=name).info
@@ -65,10 +63,16 @@ class Registry:
         return int(version)
 
     def versions(self, name: str = "") -> list:
-        """Return MLflow's model versions, all or of one model; each with its aliases and tags."""
+        """Return MLflow's model versions, all or of one model; each with its aliases and tags.
+
+        Raises InputError for a model without versions.
+        """
         with self.answering():
-            found = self.client.search_model_versions(f"name = '{name}'" if name else None)
-            found = [self.client.get_model_version(each.name, each.version) for each in found]
+            found = self.client.search_model_versions()
+            if name:
+                entry(sorted({each.name for each in found}), name, "model", f"in {self.shown}")
+            found = [self.client.get_model_version(each.name, each.version) for each in found
+                     if name in ("", each.name)]
         return sorted(found, key=lambda version: (version.name, int(version.version)))
 
     def load(self, name: str, version: str = CHAMPION) -> LayerModel:

@@ -1,5 +1,6 @@
 """Training by several processes, or one: accelerate, torchrun, and states to resume from."""
 
+import atexit
 import os
 import pkgutil
 import shutil
@@ -30,15 +31,20 @@ def accelerator(device: str, seed: int) -> Any:
     """Return the ``accelerate.Accelerator`` of this process; it joins those that torchrun started.
 
     Each batch is split over the processes; the order is a function of seed and epoch. The training
-    loop itself places batches and casts, since it measures these phases.
+    loop itself places batches and casts, since it measures these phases. Processes stay joined until
+    they end: if they joined again, they might find the addresses of the first time.
     """
     from accelerate import Accelerator
     from accelerate.utils import DataLoaderConfiguration, DistributedDataParallelKwargs
 
     loaders = DataLoaderConfiguration(split_batches=True, use_seedable_sampler=True, data_seed=seed)
     unused = DistributedDataParallelKwargs(find_unused_parameters=True)
-    return Accelerator(cpu=device == "cpu" and process_count() > 1, device_placement=False,
+    several = process_count() > 1
+    made = Accelerator(cpu=device == "cpu" and several, device_placement=False,
                        mixed_precision="no", dataloader_config=loaders, kwargs_handlers=[unused])
+    if several:
+        atexit.register(made.state.destroy_process_group)
+    return made
 
 
 def first_value(value: Any) -> Any:
@@ -93,6 +99,8 @@ def load_state(accelerator: Any, folder: Path) -> dict[str, Any]:
 
     Raises InputError for a damaged state, or one of another model or number of processes.
     """
+    from accelerate.utils import load
+
     if not (saved := states(folder)):
         return {}
     with refused(f"{saved[-1]} is no state of this run: "):
@@ -100,6 +108,8 @@ def load_state(accelerator: Any, folder: Path) -> dict[str, Any]:
         if (processes := progress.pop("processes")) != accelerator.num_processes:
             raise InputError(f"{saved[-1]} is of {processes} processes, not "
                              f"{accelerator.num_processes}; resume with as many")
+        # load_state goes on without random generators that it cannot load
+        load(saved[-1] / f"random_states_{accelerator.process_index}.pkl")
         accelerator.load_state(str(saved[-1]))
     return progress
 

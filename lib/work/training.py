@@ -196,14 +196,15 @@ class Trainer:
 
     def evaluate(self, loader: Iterable, observer: Observer | None = None) -> dict[str, float]:
         """Run the model over ``loader`` without training; return loss, accuracy and AUC (see ``metrics``)."""
-        losses, scores, targets = zip(*self.predict(loader, observer), strict=True)
-        score, target = torch.cat(scores).cpu().numpy(), torch.cat(targets).cpu().numpy()
+        losses, logits, targets = zip(*self.predict(loader, observer), strict=True)
+        score = self.task.scores(torch.cat(logits).float()).cpu().numpy()
+        target = torch.cat(targets).cpu().numpy()
         loss = sum(loss * len(batch) for loss, batch in zip(losses, targets, strict=True))
         return {"loss": float(loss) / len(target), **metrics(score, target)}
 
     @torch.inference_mode()
     def predict(self, loader: Iterable, observer: Observer | None = None) -> Iterator[tuple[torch.Tensor, ...]]:
-        """Yield the mean loss, probabilities and targets of each batch of ``loader``, without training."""
+        """Yield the mean loss, logits and targets of each batch of ``loader``, without training."""
         observer = observer or Observer()
         self.model.eval()
         for index, (inputs, targets) in enumerate(self._batches(loader, observer)):
@@ -213,7 +214,7 @@ class Trainer:
                 loss = self.loss(logits, targets)
             observer.mark("forward")
             observer.end(Batch(index, inputs, loss, None, logits, targets))
-            yield loss, self.task.scores(logits.float()), targets
+            yield loss, logits, targets
 
 
 def _logits(output: Any) -> torch.Tensor:
