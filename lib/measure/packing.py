@@ -1,4 +1,4 @@
-"""A machine's results as one zip: packed where they were measured, unpacked into data/imported/<machine>."""
+"""A machine's results as one zip: packed there, unpacked here to data/imported/<machine>."""
 
 import io
 import os
@@ -39,14 +39,14 @@ def measured_by(names: list[str]) -> str:
         return machine.name()
     if len(machines) > 1:
         raise InputError(f"{paths.DATA} holds results of several machines, and not of this one: "
-                         f"{choices(machines)}; pack each from a folder of its own (LIB_OUTPUT names it)")
+                         f"{choices(machines)}; pack each from a folder of its own (LIB_OUTPUT)")
     return machines[0]
 
 
 def pack(target: Path | None = None) -> tuple[Path, int]:
-    """Pack what was measured in data/ into a new zip (default: <machine>.zip); return it and the number of files.
+    """Pack what was measured in data/ into a new zip; return it and the number of files.
 
-    Raises InputError where nothing was measured, and where the zip exists.
+    Its default name is <machine>.zip. Raises InputError where nothing was measured, or it exists.
     """
     names = measured_files(paths.DATA)
     if not names:
@@ -67,7 +67,7 @@ def unpack(source: Path, name: str | None = None) -> Path:
         source: the zip; nothing of it is written unless all of its entries are files of ``pack``
         name: the name of the machine here (default: its name in the zip)
 
-    Raises InputError for an entry of another kind or outside of the folder, and where the name is taken.
+    Raises InputError for any other entry, and where the name is taken.
     """
     if not source.is_file():
         raise InputError(f"{source} is missing" if not source.exists() else f"{source} is no file")
@@ -86,7 +86,7 @@ def unpack(source: Path, name: str | None = None) -> Path:
 
 
 def _checked(packed: zipfile.ZipFile, source: Path) -> str:
-    """Return the machine whose files a zip holds; InputError names the first entry that is no such file."""
+    """Return the machine whose files a zip holds; InputError names the first entry that is none."""
     machines = set()
     for entry in packed.infolist():
         match = _ENTRY.fullmatch(entry.filename)
@@ -96,8 +96,8 @@ def _checked(packed: zipfile.ZipFile, source: Path) -> str:
                              f"<machine>/<folder>/<name>, a table or model of {choices(FOLDERS)}")
         machines.add(match[1])
     if len(machines) != 1:
-        raise InputError(f"{source} holds the results of {len(machines)} machines; data unpack takes those of one")
+        raise InputError(f"{source} holds the results of {len(machines)} machines instead of one")
     total_mb = sum(entry.file_size for entry in packed.infolist()) / 1e6
     if total_mb > _MOST_MB:
-        raise InputError(f"{source} unpacks to {total_mb:,.0f} MB; at most {_MOST_MB:,} MB are unpacked")
+        raise InputError(f"{source} unpacks to {total_mb:,.0f} MB; {_MOST_MB:,} MB are read")
     return machines.pop()
