@@ -6,8 +6,7 @@ import pandas as pd
 
 from lib import paths
 from lib.errors import InputError
-from lib.measure.published import whole_networks
-from lib.predict import registry
+from lib.predict import published, registry
 from lib.predict.advice.query import CapturedQuery, Query
 from lib.predict.cards import learning
 from lib.predict.networks import architectures
@@ -52,7 +51,7 @@ def sums(table: pd.DataFrame) -> Iterator[dict]:
 def main() -> None:
     """Print the errors by card, mode and kind of network."""
     if TIMM.is_dir():
-        whole_networks.bring_in(TIMM)
+        published.import_tables("timm", TIMM)
     try:
         table = learning.tables()
     except InputError as error:

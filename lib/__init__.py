@@ -8,9 +8,9 @@ The map of the library, the lowest room first. A room imports only from rooms be
     config     typed parameters of the notebooks, definitions in params/*.yaml
     work       what is run: workloads, datasets, models, training; copies of data
                  building/ networks by name            graph/ operators of a network, counted
-    measure    what it took: machine, load, timing, ceilings, bundles
+    measure    what it took: machine, load, timing, ceilings, packing
                  training/ profiled runs, run matrix   operators/ sweeps         networks/ whole networks
-                 energy/ power meters                  gpus/ NVML                published/ importers, labels
+                 energy/ power meters                  gpus/ NVML
     predict    what it would take, and why: model_file, scores, held_out, boards, transfer, transfer_cpu, registry, steps,
                  parallel, training, network_training, gain_training, runtime_training,
                  calibrate_networks, calibrate
@@ -18,6 +18,7 @@ The map of the library, the lowest room first. A room imports only from rooms be
                  cards/ whole networks on GPUs         learners/ trees, perceptrons
                  power/ watts, joules, power limits    evaluation/ baselines, outsiders, labelled rates
                  trust/ held-out errors, scoreboard    advice/ answers to one question or many
+                 published/ readers of others' tables and labels
     schedule   where it runs: problem, state, policies, loop, simulation, risk
                  run/ real runs: queue, workers on this machine or a Ray cluster
     tensorrt   layers of TensorRT engines (optional): recordings, runtime and power of a layer

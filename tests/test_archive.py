@@ -7,7 +7,7 @@ import torch
 
 from lib import files, paths, store
 from lib.config.notebooks import MachineParams, SweepParams
-from lib.measure import archive, bundle, ceilings
+from lib.measure import archive, ceilings, packing
 from lib.measure.operators import isolated, sweep
 from lib.measure.training import profiled
 from lib.predict import registry
@@ -142,8 +142,8 @@ def test_a_gpu_that_nobody_knows_or_too_few_rows_are_one_line(home, convolutions
 def test_a_gpu_swept_there_is_a_model_here(home, tmp_path):
     wanted = SweepParams(op="linear", device="cuda:0", count=60, budget_s=0, rounds=3, visit_ms=4, patience_s=0.0, name="s")
     sweep.measure_sweep(wanted)
-    bundle.pack(tmp_path / "box.zip", "box")
-    bundle.merge(tmp_path / "box.zip")
+    packing.pack(tmp_path / "box.zip")
+    packing.unpack(tmp_path / "box.zip", "box")
     evaluate.own_machine("box", quick=True)
     vendor = registry.vendor_of(torch.cuda.get_device_name(0))
     (predictor,) = registry.for_devices(["box"], "fp32")

@@ -15,7 +15,7 @@ from lib.config import definitions
 from lib.config.base import build, load
 from lib.config.notebooks import ProfileParams, SweepParams
 from lib.finetune.config import TrainConfig
-from lib.measure import machine
+from lib.measure import machine, packing
 from lib.measure.training import matrix
 from lib.work.graph import spaces
 from tests import output_of, refused
@@ -136,13 +136,13 @@ def test_a_call_that_measured_nothing_says_so_and_what_is_left(home, monkeypatch
 
 
 def test_a_bundle_of_the_first_steps_is_packed_and_says_what_a_replay_lacks(tmp_path, monkeypatch):
-    def imported(words, log, most_s, output):
-        assert words[:3] == ["lib", "import", "bundle"], "nothing is replayed"
-        (output / "data/imported/box").mkdir(parents=True)
+    def unpacked(words, log, most_s, output):
+        assert words[:3] == ["lib", "data", "unpack"], "nothing is replayed"
+        (output / "data/imported/check").mkdir(parents=True)
         return ""
 
-    monkeypatch.setattr(gpu, "pack", lambda target, with_host_name: target.touch())
-    monkeypatch.setattr(command_list, "call", imported)
+    monkeypatch.setattr(packing, "pack", lambda target: target.touch())
+    monkeypatch.setattr(command_list, "call", unpacked)
     bundle, failure = gpu._packed(tmp_path, "cuda:0", {"ceilings": "no time", "agent": "failed"})
     assert bundle.is_file() and failure == "a replay needs what these steps measure in a later call: ceilings"
     assert not (tmp_path / "check").exists()

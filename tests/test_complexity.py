@@ -9,8 +9,8 @@ import pytest
 
 from lib import paths, store
 from lib.config import notebooks
-from lib.measure import importers
 from lib.predict.analytic import complexity, cross_check
+from lib.predict.published import kernels
 from lib.tables import columns
 from tests import refused
 
@@ -73,7 +73,7 @@ def test_flops_of_the_v100_convolutions(name, rows):
     path = V100 / f"results_convolution_v100_{name}.csv"
     if not path.is_file():
         pytest.skip(f"the measured convolutions are not here: {path}")
-    (table,) = importers.pytorch_scheduler(path).values()
+    (table,) = kernels.pytorch_scheduler(path).values()
     assert len(table) == rows
 
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import FEW
-from tests.doors import bundles, definitions, models, own_tables, parameters, problems, published, verbs
+from tests.doors import definitions, models, own_tables, parameters, problems, published, verbs
 
-DOORS = [one.DOOR for one in (own_tables, problems, definitions, bundles, models, published, parameters, verbs)]
+DOORS = [one.DOOR for one in (own_tables, problems, definitions, models, published, parameters, verbs)]
 
 
 @pytest.mark.slow

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from openpyxl import Workbook
 
 from lib import paths
-from lib.measure.published import labels
 from lib.predict import boards, registry, training
 from lib.predict.advice import advise_operator
 from lib.predict.boards import Boards, Spread
 from lib.predict.evaluation import labelled_rates, outsiders
 from lib.predict.networks.sums import Parts, launched
+from lib.predict.published import labels
 from lib.predict.trust import scoreboard
 from tests import output_of, refused
 

@@ -5,10 +5,11 @@ import pandas as pd
 import pytest
 
 from lib import files, paths, store
-from lib.measure import importers
-from lib.measure.published import aiconfigurator
+from lib.cli.exchange import KINDS
+from lib.predict import published
+from lib.predict.published import aiconfigurator, kernels
 from lib.work.graph import spaces
-from tests import output_of, refused
+from tests import refusal, refused
 
 CONV = ("OPName,Latency,Device,Kernels,B,Input_Channel,Output_Channel,Kernel_Szie,Input_Size,Stride,Padding\n"
         "conv,0.881,Tesla T4,k,38,893,326,3,5,1,1\nconv,0,Tesla T4,k,1,8,16,1,14,2,0\n")
@@ -38,7 +39,7 @@ def swept(home):
 
 
 def test_neusight_is_read_with_its_own_names(neusight):
-    table = importers.neusight(neusight)["t4"]
+    table = kernels.neusight(neusight)["t4"]
     assert set(table["op"]) == {"conv2d", "linear", "bmm", "elementwise", "activation", "softmax", "layer_norm"}
     (linear,), (batched,) = (table[table["op"] == op].to_dict("records") for op in ("linear", "bmm"))
     assert (linear["gemm_m"], linear["gemm_k"], linear["gemm_n"], linear["flops"]) == (58, 13, 141, 2 * 58 * 13 * 141), \
@@ -55,8 +56,8 @@ SIZES = ("batch", "in_channels", "out_channels", "kernel_h", "height", "width", 
 
 
 def work(values):
-    """Return FLOPs and bytes of a convolution as importers count them."""
-    return np.concatenate(importers.convolution(pd.DataFrame(values, [0]), 4))
+    """Return FLOPs and bytes of a convolution as kernels.py counts them."""
+    return np.concatenate(kernels.convolution_work(pd.DataFrame(values, [0]), 4))
 
 
 @pytest.mark.parametrize("sizes", [(2, 4, 4, 5, 17, 17, 2, 2), (1, 2, 8, 2, 9, 9, 4, 0)])
@@ -75,11 +76,11 @@ def test_counts_too_large_for_an_integer_give_work_and_not_an_overflow():
 
 
 def test_the_original_sweep_is_checked_against_its_shapes(swept):
-    table = importers.pytorch_scheduler(swept)["v100-pcie-32gb"]
+    table = kernels.pytorch_scheduler(swept)["v100-pcie-32gb"]
     assert sorted(table["latency_type"]) == ["end_to_end", "kernel"]
     swept.write_text(SWEPT.replace("147456", "147457"))
     with refused("1 rows state FLOPs that their shapes do not have, the first in line 3"):
-        importers.pytorch_scheduler(swept)
+        kernels.pytorch_scheduler(swept)
 
 
 def perf(folder, version="1.0.0", framework="trtllm", **columns):
@@ -98,28 +99,28 @@ def test_aiconfigurator_takes_the_newest_version(tmp_path):
     assert table["dtype"].iloc[0] == "bf16"
     assert table["bytes"].iloc[0] == 2 * (64 * 256 + 256 * 128 + 64 * 128)
     with refused("has no <gpu>/gemm/trtllm"):
-        aiconfigurator.gemms(tmp_path / "gemm")
+        aiconfigurator.gemms(tmp_path / "h200_sxm")
 
 
 def test_what_cannot_be_imported(tmp_path):
-    with refused("needs the path"):
-        importers.bring_in("neusight", None)
+    assert tuple(published.SOURCES) == KINDS
+    assert "did you mean neusight?" in refusal("import", "neusigt", tmp_path)
     with refused("has no <operator>/<GPU>.csv"):
-        importers.neusight(tmp_path)
+        kernels.neusight(tmp_path)
     (tmp_path / "conv").mkdir()
     (tmp_path / "conv/Tesla T9.csv").write_text(CONV)
     with refused("no device 'Tesla T9' in params/devices.yaml"):
-        importers.neusight(tmp_path)
+        kernels.neusight(tmp_path)
 
 
 def test_a_kernel_too_large_has_no_output(neusight):
     (neusight / "conv/Tesla T4.csv").write_text(CONV.replace("16,1,14,2,0", "16,15,14,2,0"))
     with refused("row 2 below the header has a kernel larger than its padded input"):
-        importers.neusight(neusight)
+        kernels.neusight(neusight)
 
 
 @pytest.mark.parametrize("columns, what", [
-    ({"m": [-1, 1]}, "as m: it is a whole number from 1"),
+    ({"m": [-1, 1]}, "as m; it is a whole number from 1"),
     ({"n": [[1], [2]]}, "as n")])
 def test_damaged_parquet_of_others_is_refused_in_one_line(tmp_path, columns, what):
     path = perf(tmp_path, **columns)
@@ -130,22 +131,13 @@ def test_damaged_parquet_of_others_is_refused_in_one_line(tmp_path, columns, wha
         aiconfigurator.gemms(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["...csv", "a b.csv"])
-def test_the_name_of_a_file_leads_nowhere_else(swept, name):
-    with refused("cannot be the name of a folder; rename the file"):
-        importers.bring_in("pytorch-scheduler", swept.rename(swept.with_name(name)))
-    assert not paths.IMPORTED.exists()
-
-
-def test_an_import_replaces_an_import_and_nothing_else(swept):
+def test_an_import_replaces_an_import_and_a_files_name_leads_nowhere_else(swept):
     for _ in range(2):
-        path, table = importers.bring_in("pytorch-scheduler", swept)["v100-pcie-32gb"]
-        assert len(store.read(path, "sweep")) == len(table) == 2
-    path.with_name("sweep.meta.json").unlink()
-    path.write_text("of a user")
-    with refused("is there already and was not imported"):
-        importers.bring_in("pytorch-scheduler", swept)
-    assert path.read_text() == "of a user"
+        ((path, rows),) = published.import_tables("pytorch-scheduler", swept).items()
+        assert len(store.read(path, "sweep")) == rows == 2
+    assert path == paths.IMPORTED / "v100-pcie-32gb/sweeps/results_convolution/sweep.parquet"
+    (odd,) = published.import_tables("pytorch-scheduler", swept.rename(swept.with_name("...csv")))
+    assert odd.parents[1] == path.parents[1]
 
 
 @pytest.mark.parametrize("latency", ["1e-320", "-1"])
@@ -153,20 +145,17 @@ def test_what_can_be_no_time_is_a_failed_row(tmp_path, latency):
     path = tmp_path / "y.csv"
     path.write_text("In Channels,Out Channels,Kernel Size,Stride,Input Size,Flops,Latency\n1,16,3,1,32,294912,0.01\n"
                     f"1,16,3,1,32,294912,{latency}\n")
-    (table,) = importers.pytorch_scheduler(path).values()
+    (table,) = kernels.pytorch_scheduler(path).values()
     assert table["status"].tolist() == ["ok", "failed"]
     assert table["latency_ms"].isna().tolist() == [False, True]
 
 
-def test_the_layout_of_the_original_is_read_and_what_is_not_is_named(neusight, home):
-    flat = importers.neusight(neusight)["t4"]
+def test_the_layout_of_the_original_is_read(neusight):
+    flat = kernels.neusight(neusight)["t4"]
     for op in list(neusight.iterdir()):
         (op / "p2.1.0").mkdir()
         (op / "Tesla T4.csv").rename(op / "p2.1.0/Tesla T4.csv")
-    assert importers.neusight_ignored(neusight) == []
-    pd.testing.assert_frame_equal(importers.neusight(neusight)["t4"], flat)
-    for name in ("embedding/p2.1.0", "bmm/p2.0.1"):
-        (neusight / name).mkdir(parents=True)
-        (neusight / name / "Tesla T4.csv").touch()
-    (neusight / "LICENSE").write_text("MIT")
-    assert "ignored: LICENSE, bmm/p2.0.1, embedding" in output_of("import", "neusight", neusight)
+    pd.testing.assert_frame_equal(kernels.neusight(neusight)["t4"], flat)
+    (neusight / "conv/Tesla T4.csv").write_text(CONV)
+    with refused("are of one GPU; leave one of them out"):
+        kernels.neusight(neusight)

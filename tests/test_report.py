@@ -158,8 +158,8 @@ run --report --check                   not allowed with
 run 01 --accept                        --accept goes with --check
 run 01 --check --full                  --check compares the committed parameters
 run --devices cpu,cpu                  argument --devices:
-import bundle nowhere.zip              nowhere.zip is missing
-bundle                                 nothing to pack
+data unpack nowhere.zip                nowhere.zip is missing
+data pack                              nothing to pack
 report --executed nowhere              nothing has been run yet: no manifest in nowhere
 report --out there.html                there.html exists already
 report --out .                         is a folder
@@ -240,7 +240,7 @@ def test_the_slurm_templates_give_each_task_its_part_and_a_folder_and_collect_wh
     (slurm / "merged.zip").touch()
     assert cluster("collect", NAME="linear", **where) == [
         [f"{slurm}/merged", f"sweeps merge {shards[0]} {shards[1]} --name linear"],
-        *([f"{slurm}/{name}", f"bundle --out {slurm}/{name}.zip"] for name in ("profiles-1", "merged"))]
+        *([f"{slurm}/{name}", f"data pack {slurm}/{name}.zip"] for name in ("profiles-1", "merged"))]
     assert not earlier.exists() and not (slurm / "merged.zip").exists()
 
 

@@ -11,11 +11,12 @@ import pytest
 from lib import paths, store
 from lib.config import notebooks
 from lib.config.notebooks import SweepParams
-from lib.measure import importers, machine
+from lib.measure import machine
 from lib.measure.energy import meters
 from lib.measure.networks import allocator
 from lib.measure.operators import aggregate, device_sweep, export, sweep, visit, visitor
 from lib.measure.worker import WorkerLostError
+from lib.predict.published import kernels
 from lib.work.graph import spaces
 from tests import refused, row
 from tests.visitors import InProcess, Visitor, draw_small, identified, visited
@@ -258,7 +259,7 @@ def test_the_export_holds_what_the_originals_columns_can_say_and_nothing_else(tm
     parts = [{"latency_ms": [0.25, 0.5]}, {"status": ["failed"]}, {"op": ["linear"]},
              *({name: [value]} for name, value in differing.items())]
     others = exported(pd.concat([convolutions(**part) for part in parts], ignore_index=True), tmp_path)["_others"]
-    back = importers.pytorch_scheduler(tmp_path / "results_convolution.csv")["v100-pcie-32gb"]
+    back = kernels.pytorch_scheduler(tmp_path / "results_convolution.csv")["v100-pcie-32gb"]
     assert back["latency_ms"].tolist() == [0.25, 0.5], "FLOPs are those of the shapes, or the reader would refuse"
     assert len(others) == len(differing)
     assert list(others)[:12] == ["Device", "Datatype", *export.ORIGINAL]

@@ -3,8 +3,8 @@
 import pytest
 
 from lib import paths, store
-from lib.measure.published import whole_networks
-from tests import output_of, refused
+from lib.predict.published import timm
+from tests import output_of, refusal, refused
 
 NAME, TRAINING = "benchmark-infer-amp-nhwc-pt240-cu124-rtx4090-dynamo.csv", "benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv"
 HEADER = ("model,module,infer_img_size,infer_samples_per_sec,infer_step_time,infer_batch_size,param_count,infer_gmacs,"
@@ -22,42 +22,41 @@ def folder(tmp_path):
 
 
 def test_a_file_is_read_with_what_its_name_says(folder):
-    table = whole_networks.read(folder / NAME)
+    table = timm.read(folder / NAME)
     facts = {"device": "rtx-4090", "network": "resnet18", "module": "resnet", "torch": "2.4.0", "precision": "amp_fp16",
              "layout": "nhwc", "compiled": True, "mode": "infer", "image_size": 224, "batch_size": 256, "latency_ms": 250.0}
     assert table.loc[0, list(facts)].to_dict() == facts
     assert table["gmacs"].isna().tolist() == [False, True], "what is not stated is empty"
-    train = whole_networks.read(folder / TRAINING).iloc[0]
+    train = timm.read(folder / TRAINING).iloc[0]
     assert train["device"] == "rtx-3090" and train["mode"] == "train" and train["torch"] == "1.12"
     assert train["latency_ms"] == 500.0
 
 
 def test_a_folder_becomes_a_table_a_device_and_a_second_import_replaces_the_first(folder, home):
-    for _ in range(2):
-        assert "rtx-4090: 2 rows in" in output_of("import", "timm", folder)
     path = paths.IMPORTED / "rtx-4090/whole_networks/timm/whole_networks.parquet"
+    for _ in range(2):
+        assert f"{path}: 2 rows" in output_of("import", "timm", folder)
     assert len(store.read(path, "whole_networks")) == 2
 
 
 @pytest.mark.parametrize("name, text, message", [
     ("benchmark-infer-int4-nchw-pt240-cu124-rtx4090.csv", HEADER + ROWS, "is not named as timm's results are"),
-    (NAME, HEADER.replace("infer_step_time", "step"), "has no columns infer_step_time"),
+    (NAME, HEADER.replace("infer_step_time", "step") + ROWS, "has no columns infer_step_time"),
     (NAME, HEADER, "has no row"),
     (NAME, HEADER + ROWS.replace("256", "x"), "row 1 below the header has 'x' as infer_batch_size"),
-    (NAME, HEADER + ROWS.replace("250.0", "100.0"), "resnet18, has a step time that is not its batch size over its throughput"),
+    (NAME, HEADER + ROWS.replace("250.0", "100.0"), "resnet18 has a step time that is not its batch size over its throughput"),
     (NAME, HEADER + ROWS.replace("resnet18", ""), "rows without a model")])
 def test_what_is_no_such_table_is_refused_in_one_line(tmp_path, name, text, message):
     (tmp_path / name).write_text(text)
     with refused(message):
-        whole_networks.read(tmp_path / name)
+        timm.read(tmp_path / name)
 
 
-def test_a_folder_without_tables_and_no_path_are_refused(tmp_path):
-    for path, message in ((None, "needs the path"), (tmp_path, "has no benchmark"), (tmp_path / "none", "is missing")):
-        with refused(message):
-            whole_networks.bring_in(path)
+def test_a_folder_without_tables_is_refused(tmp_path):
+    for path, message in ((tmp_path, "has no benchmark"), (tmp_path / "none", "is missing")):
+        assert message in refusal("import", "timm", path)
 
 
 def test_networks_that_failed_there_are_left_out(tmp_path):
     (tmp_path / NAME).write_text(HEADER + ROWS.replace("1024.0,250.0", "0.0,0.0"))
-    assert whole_networks.read(tmp_path / NAME)["network"].tolist() == ["vit_tiny"]
+    assert timm.read(tmp_path / NAME)["network"].tolist() == ["vit_tiny"]

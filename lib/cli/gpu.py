@@ -7,7 +7,6 @@ from collections.abc import Collection
 from pathlib import Path
 
 from lib import command_list, paths
-from lib.cli.exchange import pack
 from lib.cli.options import add_verb, number, option, whole
 from lib.errors import InputError, choices
 
@@ -23,12 +22,15 @@ def _packed(folder: Path, device: str, left: Collection[str] = ()) -> tuple[Path
 
     ``left``: steps that are not done.
     """
+    from lib.measure import packing
+
     target, scratch, log = folder / "bundle.zip", folder / "check", folder / "check.log"
     target.unlink(missing_ok=True)
     shutil.rmtree(scratch, ignore_errors=True)
     try:
-        pack(target, with_host_name=False)
-        failure = command_list.call(["lib", "import", "bundle", str(target)], log, _CHECK_S, output=scratch)
+        packing.pack(target)
+        words = ["lib", "data", "unpack", str(target), "--name", "check"]
+        failure = command_list.call(words, log, _CHECK_S, output=scratch)
         if not failure:
             (machine,) = (scratch / "data" / "imported").iterdir()
             if missing := [step for step in _REPLAYED if step in left]:
@@ -62,7 +64,7 @@ def _gpu(options: argparse.Namespace) -> bool:
     for name, reason in left.items():
         print(f"not done: {name}: {reason}")
     print(f"{bundle}: " + (f"would not replay: {failure}" if failure else
-                           "replays as a reference: import bundle FILE --reference, models --train NAME, run --check --accept"))
+                           "replays as a reference: data unpack FILE, models --train NAME, run -p reference NAME"))
     return bool(left or failure)
 
 

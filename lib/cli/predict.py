@@ -288,8 +288,8 @@ def _add_advise_operator(verbs) -> None:
 def _add_models(verbs) -> None:
     add_verb(verbs, _models, "models", "the registry: every cost model with its scores; or train those that ship",
              [option("--train",
-                     "cpu: from the first reference machine's data; a reference machine's name, committed or imported from a "
-                     "bundle: each device that it swept; profiles: whole steps, and what loader, copy and optimizer cost; "
+                     "cpu: from the first reference machine's data; a reference machine's name, committed or "
+                     "unpacked: each device that it swept; profiles: whole steps, and what loader, copy and optimizer cost; "
                      "neusight, aiconfigurator: from published data; timm: of whole networks on GPUs, from published "
                      "throughputs; gains: of layouts and bf16 on a CPU, from networks that ran so; runtimes: of a CPU; "
                      "power: of GEMMs on an H200; power-limits: of GPUs, from --labels", metavar="WHAT"),

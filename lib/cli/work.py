@@ -1,9 +1,9 @@
-"""The verb ``data``: fetch, check and describe data sets, and copy a folder to and from a URL."""
+"""The verb ``data``: fetch and check data sets, describe tables, pack and unpack results, copy a folder to and from a URL."""
 
 import argparse
 
 from lib import paths
-from lib.cli.options import a_path, add_verb, flag, note, option
+from lib.cli.options import a_path, add_verb, flag, folder_name, new_file, note, option
 from lib.errors import InputError
 
 
@@ -59,9 +59,24 @@ def _pull(options: argparse.Namespace) -> None:
     print(f"{len(data_copy.pull(options.url, options.folder))} files are there, each checked by SHA-256")
 
 
+def _pack(options: argparse.Namespace) -> None:
+    from lib.measure import packing
+
+    target, count = packing.pack(options.file)
+    print(f"{target}: {count} files")
+
+
+def _unpack(options: argparse.Namespace) -> None:
+    from lib.measure import packing
+
+    folder = packing.unpack(options.file, options.name)
+    print(f"{folder}: -p reference {folder.name}, models --train {folder.name}")
+
+
 def add(verbs) -> None:
     """Add the verb of data sets, tables and copies."""
-    verb = verbs.add_parser("data", help="fetch or check MedMNIST files, print the tables' dictionary, push or pull a folder")
+    verb = verbs.add_parser("data", help="fetch or check MedMNIST files, print the tables' dictionary, pack or unpack "
+                             "results, push or pull a folder")
     actions = verb.add_subparsers(dest="action", required=True, metavar="action")
     for name, text in (("fetch", "download MedMNIST files"), ("check", "check MedMNIST files")):
         add_verb(actions, _medmnist, name, text,
@@ -69,6 +84,11 @@ def add(verbs) -> None:
                  option("--size", "native size (default: as workloads read)", int, choices=(28, 64, 128, 224)))
     add_verb(actions, _dictionary, "dictionary", "print the dictionary of the tables",
              flag("--write", "write it into data/README.md instead"))
+    add_verb(actions, _pack, "pack", "pack what was measured on this machine into a zip",
+             option("file", "the zip to write (default: <machine>.zip)", new_file, nargs="?"))
+    add_verb(actions, _unpack, "unpack", "unpack another machine's results to data/imported/<machine>",
+             option("file", "a zip of data pack", a_path),
+             option("--name", "name of the machine here (default: as in the zip)", folder_name))
     folder = option("folder", "the folder here", a_path)
     url = option("url", "a folder, or an address that fsspec knows, such as s3://bucket/lab")
     add_verb(actions, _push, "push", "copy a folder to a URL, with checksums; hidden files are left out", folder, url)

@@ -28,7 +28,7 @@ def _spelled(value: Any) -> Any:
 Device = Annotated[str, BeforeValidator(_spelled), Field(pattern=f"^{_DEVICE}$")]
 Devices = Annotated[str, BeforeValidator(_spelled), Field(pattern=f"^(all|{_DEVICE}(,{_DEVICE})*)$")]
 Names = Annotated[str, BeforeValidator(_spelled), Field(pattern=r"^[^,]+(,[^,]+)*$")]
-MachineName = text(r"^([A-Za-z0-9][A-Za-z0-9._-]{0,209})?$")  # of a bundle, perhaps with -v2
+MachineName = text(r"^([A-Za-z0-9][A-Za-z0-9._-]{0,209})?$")
 FolderName = text(rf"^({NAME})?$")
 RunFolder = text(r"^(([A-Za-z0-9_][A-Za-z0-9._@-]{0,219}/)?[A-Za-z0-9_][A-Za-z0-9._@-]{0,219})?$")
 Shape = text(r"^([0-9]{1,6}(x[0-9]{1,6}){2,3})?$")  # such as 3x224x224

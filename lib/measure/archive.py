@@ -18,7 +18,7 @@ TRAININGS = ("cpu", "gains", "profiles", "power", "neusight", "aiconfigurator", 
 
 
 def machines(imported: bool = False) -> dict[str, Path]:
-    """Return the folders of the reference machines by name: the committed ones, then those ``imported`` from bundles.
+    """Return the folders of the reference machines by name: the committed ones, then those ``imported``.
 
     A replay that names no machine goes without these, so that it gives the same everywhere.
     """
@@ -126,7 +126,7 @@ def folders(source: str, reference: str = "") -> list[Path]:
     there is none, or none of that name.
     """
     if source == "measure":
-        return [paths.DATA, *sorted(path for path in paths.IMPORTED.glob("*") if path.is_dir())]
+        return [paths.DATA, *sorted(path for path in paths.IMPORTED.glob("[!.]*") if path.is_dir())]
     if reference:
         return [machine_folder(reference)]
     machine_with("runs", "runs")

@@ -68,7 +68,7 @@ def cpu_here() -> str:
 def trained_folder(folder: Path, device: str) -> Path:
     """Return the folder for a model trained on a reference machine's data.
 
-    Models of committed CPUs ship; others stay beside the models that came with the machine's bundle.
+    Models of committed CPUs ship; others stay in the machine's folder.
     """
     ships = folder.parent == paths.REFERENCE and device.startswith(_CPU)
     return SHIPPED if ships else folder / "trained"
@@ -329,7 +329,7 @@ def _machine_cpus(dtype: str) -> list[Path]:
 
 
 def _files_of_this_cpu(dtype: str) -> list[Path]:
-    """Return the model files of this machine's CPU at any thread count: calibrated here, shipped, or of its bundles."""
+    """Return the model files of this machine's CPU at any thread count: calibrated here, shipped, or imported."""
     candidates = [model_files().get((cpu_here(), dtype)), *_machine_cpus(dtype)]
     suffix = f"-{transfer_cpu.identity()['hardware_id']}"
     return [path for path in dict.fromkeys(candidates) if path and key_of(path)[0].endswith(suffix)]

@@ -197,7 +197,7 @@ def published_tables(kind: str) -> dict[str, pd.DataFrame]:
     files = {path.parents[2].name: path for path in sorted(paths.IMPORTED.glob(f"*/sweeps/{kind}/sweep.parquet"))}
     tables = {device: store.read(path, "sweep") for device, path in files.items()}
     if not tables:
-        raise InputError(f"nothing imported of {kind}; run: python -m lib import {kind}")
+        raise InputError(f"nothing imported of {kind}; run: python -m lib import {kind} PATH")
     return {device: _in_order(table) if kind == "neusight" else table for device, table in tables.items()}
 
 

@@ -1,7 +1,7 @@
-"""The door of others' published measurements (``importers.READERS``): their layouts, changed."""
+"""The door of others' published measurements (``lib.predict.published.kernels``): their layouts, changed."""
 
 from lib import files
-from lib.measure import importers
+from lib.predict.published import kernels
 from tests.doors import Door, csv_texts, pass_through, pick
 
 LINEAR = b"B,M,N,K,Latency\n1,64,32,128,0.5\n2,8,16,4,0.25\n"
@@ -14,13 +14,13 @@ NO_COUNTS = ["", "x", "nan", "inf", "-1", "0", "1.5", "1e30", "NA"]
 
 def _neusight(folder, content):
     (files.folder(folder / "linear") / "Tesla T4.csv").write_bytes(content)
-    return importers.neusight(folder)["t4"]
+    return kernels.neusight(folder)["t4"]
 
 
 def _convolutions(folder, content):
     path = folder / "results_convolution.csv"
     path.write_bytes(content)
-    return importers.pytorch_scheduler(path)["v100-pcie-32gb"]
+    return kernels.pytorch_scheduler(path)["v100-pcie-32gb"]
 
 
 READERS = {  # content, reader, columns of counts, and which must be there

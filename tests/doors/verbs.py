@@ -22,13 +22,13 @@ TEXTS = [  # where a name stands for {}
     "compare {} {}", "compare {} a", "matrix --dry-run --device {}", "matrix --dry-run --cells {}",
     "matrix --dry-run -p {} 1", "matrix --dry-run -p device {}", "networks --dry-run --networks {}",
     "networks --dry-run --plan {}", "run {} --dry-run", "run --dry-run --workloads {}", "run --dry-run --devices {}",
-    "run --dry-run -p {} 1", "report --executed {} --out page.html", "import {} x", "import bundle {}", "import neusight {}",
+    "run --dry-run -p {} 1", "report --executed {} --out page.html", "import {} x", "data unpack {}", "import neusight {}",
     "import pytorch-scheduler {}", "schedule --times {} --devices {}", f"{SCHEDULE} --policy {{}}",
     f"{SCHEDULE} --objective {{}}", "run-jobs {}",
     "run-jobs jobs.csv --policy {}", "data check {}", "data {}", "data push {}",
     "data push . --remote-dir {}", "data pull {} --local there", "data pull .@{} --local there", "calibrate --device {}",
     "calibrate --dtype {}", "calibrate --networks {}", "calibrate --device t4 --networks {}", "models --train {}"]
-FILES = ["schedule --times {0} --devices {1}", "run-jobs {0}", "compare {0} {1}", "import bundle {0}", "import neusight {0}",
+FILES = ["schedule --times {0} --devices {1}", "run-jobs {0}", "compare {0} {1}", "data unpack {0}", "import neusight {0}",
          "import pytorch-scheduler {0}"]
 ODD_ID = b"job_id,workload_id,steps\n../x,W1,1\n"  # a job as good as any: what is written for it has a safe name
 CONTENTS = [b"", b"\n", b"x", b"\0", b"\xff\xfe", b"job_id,cpu\n", b"job_id,workload_id,steps\na,W1,inf\n",

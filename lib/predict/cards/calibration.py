@@ -10,7 +10,6 @@ import pandas as pd
 
 from lib import store
 from lib.errors import InputError, choices
-from lib.measure.published import whole_networks
 from lib.measure.statistics import is_usable
 from lib.predict import boards, scores
 from lib.predict.cards import card_model, features, fitting, learning, rows
@@ -18,6 +17,7 @@ from lib.predict.cards.card_model import CardModel
 from lib.predict.cards.fitting import ConditionNetworks, WeightsByCondition
 from lib.predict.cards.whole_networks import LAYOUTS, condition_of
 from lib.predict.operators.validation import worse
+from lib.predict.published import timm
 from lib.predict.scores import half_interval
 from lib.work import networks
 
@@ -45,7 +45,7 @@ def read(path: Path) -> pd.DataFrame:
     batch size, ms and condition. Raises InputError for a file that is neither, and for one without such rows.
     """
     if path.name.startswith("benchmark-"):
-        table = whole_networks.read(path)
+        table = timm.read(path)
         size = table["image_size"].astype(str)
         table = table.assign(network="timm:" + table["network"], image_size="3x" + size + "x" + size)
     else:

@@ -11,7 +11,6 @@ import pandas as pd
 
 from lib.config.definitions import RUNTIMES, load_devices
 from lib.errors import InputError, choices
-from lib.measure.published import labels
 from lib.predict import boards, held_out, parallel, registry, steps
 from lib.predict.advice import advise_operator, questions
 from lib.predict.cards import card_model, whole_networks
@@ -19,6 +18,7 @@ from lib.predict.evaluation import labelled_rates
 from lib.predict.networks.composition import ZEROING
 from lib.predict.networks.sums import Parts
 from lib.predict.operators import cost_model, features
+from lib.predict.published import labels
 from lib.predict.trust import scoreboard
 from lib.predict.trust.scoreboard import FACTORS, GPUS, KERNELS, LAUNCHES, NETWORKS, SMALL, SMALL_MS, condition_of
 from lib.progress import track

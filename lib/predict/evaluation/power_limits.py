@@ -11,10 +11,10 @@ from scipy.optimize import least_squares
 
 from lib.config.definitions import load_devices
 from lib.errors import InputError
-from lib.measure.published import labels
 from lib.predict import held_out, registry, scores
 from lib.predict.advice.query import Answer, CapturedQuery, Query
 from lib.predict.power.limits import ENERGY_PER_BIT, PATH, QUANTITIES, PowerLimits, draw, power, slowdown, width
+from lib.predict.published import labels
 
 SPLITS = {"device": "cards", "network": "networks"}
 _CASE = "device dataset network batch_size optimizer".split()
