@@ -3,7 +3,7 @@
 import argparse
 import time
 
-from lib import files, paths
+from lib import paths
 from lib.cli.options import (
     a_path,
     add_verb,
@@ -11,7 +11,6 @@ from lib.cli.options import (
     flag,
     folder_name,
     names,
-    new_file,
     note,
     number,
     option,
@@ -118,14 +117,11 @@ def _networks(options: argparse.Namespace) -> bool:
 
 def _compare(options: argparse.Namespace) -> bool:
     """Compare two measurements; the exit status is 1 when B is slower, for CI."""
-    from lib import store
     from lib.measure import compare
 
-    difference = compare.difference(str(options.a), str(options.b), options.threshold)
-    if options.out:
-        files.create(options.out, store.encoded(difference.pairs, ".csv"))
-    print(compare.words(difference))
-    return difference.word == "slower"
+    text, is_slower = compare.compare(str(options.a), str(options.b), options.threshold)
+    print(text)
+    return is_slower
 
 
 def _sweep(options: argparse.Namespace) -> bool:
@@ -166,8 +162,7 @@ def add(verbs) -> None:
              option("a", "a run id, a sweep, an environment of the matrix, or a file or folder of one", a_path),
              option("b", read=a_path),
              option("--threshold", "differences up to this share are the same (default 0.03, which is 3 %%)", number(most=0.99),
-                    0.03),
-             option("--out", "write every pair to this CSV", new_file))
+                    0.03))
     add_verb(verbs, _networks, "networks",
              "measure whole networks, one process each, as params/networks.yaml says; a second call resumes",
              option("--device", "device id (default cpu)", default="cpu"),
