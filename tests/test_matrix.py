@@ -157,7 +157,7 @@ def verb(home, monkeypatch):
     """Return a function that calls the verb for a plan, and gives its exit status, stdout and stderr."""
     def call(*words, plan=small, device="cpu"):
         monkeypatch.setattr(definitions, "load_matrix", plan)
-        return called("matrix", "--device", device, *words)
+        return called("measure", "matrix", "--device", device, *words)
 
     monkeypatch.setattr(matrix, "in_a_process", pretend)
     return call

@@ -61,7 +61,7 @@ def _pull(options: argparse.Namespace) -> None:
 
 def add(verbs) -> None:
     """Add the verb of data sets, tables and copies."""
-    verb = verbs.add_parser("data", help="fetch or check MedMNIST files, print the tables' dictionary, push or pull a folder")
+    verb = verbs.add_parser("data", description="fetch or check MedMNIST files, print the dictionary of tables, copy a folder")
     actions = verb.add_subparsers(dest="action", required=True, metavar="action")
     for name, text in (("fetch", "download MedMNIST files"), ("check", "check MedMNIST files")):
         add_verb(actions, _medmnist, name, text,

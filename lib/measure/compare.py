@@ -43,7 +43,8 @@ def compare(a: str, b: str, threshold: float = 0.03) -> tuple[str, bool]:
              f"(95 % interval {100 * (low - 1):+.1f} to {100 * (high - 1):+.1f} %)", *lines]
     for name in ("hardware_id", "software_id", "threads"):
         if name in left and set(left[name]) != set(right[name]):
-            lines.append(f"{name} differs: {choices(left[name].unique())} and {choices(right[name].unique())}")
+            ids_a, ids_b = (choices(table[name].unique()) for table in (left, right))
+            lines.append(f"{name} differs: {ids_a} and {ids_b}")
     return "\n".join(lines), low > 1 + threshold
 
 
@@ -52,18 +53,21 @@ def _find(name: str) -> tuple[str, Path]:
     path = Path(name)
     found = {path / "sweep.parquet": "sweep", paths.SWEEPS / name / "sweep.parquet": "sweep",
              path: "matrix" if matrix_tables.is_one(path) else "run",
-             matrix_tables.path_of(path.name): "matrix", paths.PROFILES / f"{path.name}_train.csv": "run"}
+             matrix_tables.path_of(path.name): "matrix",
+             paths.PROFILES / f"{path.name}_train.csv": "run"}
     for file, kind in found.items():
         if file.is_file():
             return "sweep" if file.suffix == ".parquet" else kind, file
-    raise InputError(f"{name!r} is no measured sweep, run or environment: looked for {choices(found)}")
+    raise InputError(f"{name!r} is no measured sweep, run or environment: "
+                     f"looked for {choices(found)}")
 
 
 def _read(path: Path, kind: str) -> pd.DataFrame:
     """Return the usable rows of one measurement, with their time in ms in the column ``ms``."""
     table = store.read(path, "profile" if kind == "run" else kind)
     if table.empty or table.duplicated(_KEYS[kind]).any():
-        fault = "has no whole row" if table.empty else f"holds two rows of the same {' and '.join(_KEYS[kind])}"
+        keys = " and ".join(_KEYS[kind])
+        fault = "has no whole row" if table.empty else f"holds two rows of the same {keys}"
         raise InputError(f"{path} {fault}: it cannot be compared")
     if kind == "run":
         table = summary.steady(table)
@@ -76,7 +80,8 @@ def _read(path: Path, kind: str) -> pd.DataFrame:
     return table.assign(ms=1e3 / table["median"], what=what)
 
 
-def _pairs(left: pd.DataFrame, right: pd.DataFrame, kind: str) -> tuple[list[np.ndarray], list[str]]:
+def _pairs(left: pd.DataFrame, right: pd.DataFrame,
+           kind: str) -> tuple[list[np.ndarray], list[str]]:
     """Return the logarithms of the times of equal rows in both, and lines on the largest ratios."""
     one_device = kind == "sweep" and max(left["device"].nunique(), right["device"].nunique()) == 1
     pairs = left.merge(right, on=["config"] if one_device else _KEYS[kind], suffixes=("", "_b"))
@@ -85,14 +90,15 @@ def _pairs(left: pd.DataFrame, right: pd.DataFrame, kind: str) -> tuple[list[np.
         raise InputError(f"not comparable: {len(pairs)} rows are usable in both, 3 are needed "
                          f"({unpaired} have no usable partner); measure the same in both")
     logs = [np.log(pairs[name].to_numpy()) for name in ("ms", "ms_b")]
-    lines = [f"{len(pairs)} pairs, {unpaired} rows without a usable partner; the largest differences:"]
+    lines = [f"{len(pairs)} pairs, {unpaired} rows without a usable partner; "
+             "the largest differences:"]
     lines += [f"  {row.what}: {row.ms:.4g} -> {row.ms_b:.4g} ms, x{row.ms_b / row.ms:.3f}"
               for row in pairs.iloc[np.argsort(-np.abs(logs[1] - logs[0]))[:5]].itertuples()]
     return logs, lines
 
 
 def _steps(left: pd.DataFrame, right: pd.DataFrame) -> tuple[list[np.ndarray], list[str]]:
-    """Return the logarithms of the medians of blocks of steps, each of which depends on the one before."""
+    """Return the logarithms of the medians of blocks of steps, since neighbours are correlated."""
     if set(left["workload_id"]) != set(right["workload_id"]) or min(len(left), len(right)) < 3:
         raise InputError("not comparable: both need 3 steady training steps of the same workload")
     samples = []

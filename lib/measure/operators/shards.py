@@ -98,10 +98,11 @@ def _valid(config: spaces.Config) -> bool:
     return True
 
 
-def merge(folders: Sequence[Path], name: str) -> tuple[Path, dict[str, int]]:
-    """Merge the shards of a sweep into ``data/sweeps/<name>``; return that folder, and how many points each shard misses.
+def merge(folders: Sequence[Path], name: str) -> Path:
+    """Merge the shards of a sweep into ``data/sweeps/<name>``; return that folder.
 
-    The table has exactly the rows of the shards; their raw files lie beside it. Raises InputError, and writes nothing, for
+    The table has exactly the rows of the shards; their raw files lie beside it. Points that a shard misses are counted among
+    the sweep's failures. Raises InputError, and writes nothing, for
     shards that overlap, are missing, or belong to different sweeps, machines or software.
     """
     shards = sorted((_read(folder) for folder in folders), key=lambda shard: shard.pair)
@@ -115,7 +116,8 @@ def merge(folders: Sequence[Path], name: str) -> tuple[Path, dict[str, int]]:
     facts = {"notebook": "03_sweep", "started_utc": min(str(shard.facts.get("started_utc", "")) for shard in shards),
              "parameters": shards[0].facts.get("parameters", {}),
              "devices": {device: identity for shard in shards for device, identity in shard.facts["devices"].items()},
-             "failures": failures | {f"shard {shard}": f"shard {shard} misses {count} points"
+             "failures": failures | {f"shard {shard}": f"shard {shard} misses {count} points: repeat the command that "
+                                     "measured it"
                                      for shard, count in missing.items()}}
     target = paths.SWEEPS / name
     with locks.writer(target), files.writing(target):
@@ -129,4 +131,4 @@ def merge(folders: Sequence[Path], name: str) -> tuple[Path, dict[str, int]]:
             store.write_json({**shards[0].plan, "shard": "all"}, folder / "plan.json")
             aggregate.write(table, folder, facts)
             folder.rename(target)
-    return target, missing
+    return target
