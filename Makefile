@@ -41,10 +41,10 @@ nightly: lint
 elsewhere: $(READY)
 	$(PYTEST) --dist loadgroup -m elsewhere
 
-# On a machine with a GPU: measure all of params/gpu.yaml, then pack it (data/gpu/bundle.zip). A second call resumes.
-# BUDGET_MIN=8: minutes of this call. PY=python3: by that Python, where nothing can be installed.
+# On a machine with a GPU: run the steps of params/gpu.sh, then pack what they measured (data/gpu/bundle.zip). A second call
+# resumes. BUDGET_MIN=8: minutes of this call. PY=python3: by that Python, where nothing can be installed. DEVICE=cuda:1: another card.
 gpu: $(if $(PY),,$(READY))
-	@$(or $(PY),$(BIN)/python) -m lib gpu $(if $(BUDGET_MIN),--budget-min $(BUDGET_MIN)) $(if $(DEVICE),--device $(DEVICE))
+	@PY=$(or $(PY),$(BIN)/python) BUDGET_MIN=$(BUDGET_MIN) DEVICE=$(DEVICE) bash params/gpu.sh
 
 lint: $(READY)
 	$(BIN)/ruff check .

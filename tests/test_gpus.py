@@ -23,7 +23,7 @@ from lib.measure import load, machine
 from lib.measure.gpus.card import Card
 from lib.measure.gpus.watch import GpuUse, GpuWatch
 from lib.measure.operators import aggregate, device_sweep, points, shards, sweep, visitor
-from tests import called, fake_gpus, nightly, output_of, refused
+from tests import called, fake_gpus, nightly, refused
 from tests.visitors import InProcess, Visitor, draw_small, identified, visited
 
 pytestmark = pytest.mark.slow
@@ -283,18 +283,20 @@ def test_merged_shards_are_exactly_the_rows_of_the_shards(sure):
     sure(0)
     _, whole = walked("cpu")
     parts = parted(3)
-    output_of("sweeps", "merge", *parts, "--name", "together")
-    merged, alone = aggregate.read(paths.SWEEPS / "together"), [aggregate.read(part) for part in parts]
+    merged = sweep.sweep(SweepParams(merge=f"{paths.SWEEPS}/part-*", name="together"))
+    alone = [aggregate.read(part) for part in parts]
     pd.testing.assert_frame_equal(merged.table, pd.concat([part.table for part in alone], ignore_index=True))
     assert sorted(merged.table["config"]) == sorted(whole["config"])
     with refused("together exists already"):
         shards.merge(parts, "together")
+    with refused("merge = 'none-\\*' is no folder of a shard, and no pattern"):
+        sweep.sweep(SweepParams(merge="none-*"))
 
 
 def test_shards_of_a_sampled_sweep_share_its_points(sure):
     sure(0)
-    folder, missing = shards.merge(parted(2, op="activation", grid="", count=8), "both")
-    assert aggregate.read(folder).table["config"].nunique() == 16 and not missing
+    merged = aggregate.read(shards.merge(parted(2, op="activation", grid="", count=8), "both"))
+    assert merged.table["config"].nunique() == 16
 
 
 def test_shards_that_do_not_make_one_sweep_are_refused_and_nothing_is_written(sure):
@@ -305,9 +307,9 @@ def test_shards_that_do_not_make_one_sweep_are_refused_and_nothing_is_written(su
     moved = Path(shutil.copytree(parts[0], paths.SWEEPS / "moved"))
     table = aggregate.read(moved).table.assign(hardware_id="another")
     store.write(table, moved / "sweep.parquet", "sweep", derived=True)
-    for folders, words in ((parts[:2], "shards 2/3 are missing"), ([*parts, parts[0]], "are both 0/3"),
+    for folders, words in ((parts[:2], "shards 2/3 are missing"), ([*parts, parts[0]], "shards overlap: .* is 0/3"),
                            ([*parts[:2], other], "of different sweeps: they differ in rounds"),
-                           ([*parts[:2], half], "shards overlap: .* is one of 3, .*half one of 2"),
+                           ([*parts[:2], half], "shards overlap: .*half is 1/2, among 0/3"),
                            ([paths.SWEEPS / "none"], "has no plan.json"),
                            ([moved, *parts[1:]], "not merged, for their hardware_id differs: another in .*moved, .* in ")):
         with refused(words):
@@ -315,24 +317,11 @@ def test_shards_that_do_not_make_one_sweep_are_refused_and_nothing_is_written(su
     assert not [path for path in paths.SWEEPS.iterdir() if "merg" in path.name and path.suffix != ".lock"]
 
 
-def test_the_verb_measures_and_says_which_device_failed(sure):
+def test_a_sweep_says_which_device_failed(sure):
     sure(1, free=1000)
-    words = ["sweeps", "measure"]
-    for name, value in {**QUICK, **WALK, "name": "verb"}.items():
-        words += ["-p", name, value]
-    status, out, error = called(*words)
-    assert status == 1 and "data/sweeps/verb: 6 points, 0 of them not measured; 6 stable" in out
-    assert error.splitlines()[-1].startswith("failed: cuda:0: no valid point to measure (6 invalid, 6 skipped)")
-
-
-def test_points_that_a_shard_misses_are_counted(sure):
-    sure(0)
-    parts = parted(2)
-    table = aggregate.read(parts[1]).table
-    store.write(table.iloc[1:], parts[1] / "sweep.parquet", "sweep", derived=True)
-    status, _, error = called("sweeps", "merge", *parts)
-    assert status == 1 and error == "shard 1/2 misses 1 points: repeat the command that measured it to resume\n"
-    assert "FAILED: shard 1/2 misses 1 points." in aggregate.read(paths.SWEEPS / "merged").note
+    result = sweep.sweep(SweepParams(**{**QUICK, **WALK, "device": "all", "name": "verb"}))
+    assert len(result.table) == 6
+    assert "FAILED: cuda:0: no valid point to measure (6 invalid, 6 skipped)" in result.note
 
 
 # ------------------------------------------------------------------------------------------------ on a real card

@@ -157,7 +157,7 @@ def verb(home, monkeypatch):
     """Return a function that calls the verb for a plan, and gives its exit status, stdout and stderr."""
     def call(*words, plan=small, device="cpu"):
         monkeypatch.setattr(definitions, "load_matrix", plan)
-        return called("matrix", "--device", device, *words)
+        return called("measure", "matrix", "--device", device, *words)
 
     monkeypatch.setattr(matrix, "in_a_process", pretend)
     return call
@@ -193,7 +193,7 @@ def test_two_environments_are_compared_cell_by_cell(home, rates, word, status):
     matrix_tables.write(pd.concat([environment_of("a", rates_a), environment_of("b", rates, hardware_id="other")]))
     shown = output_of("compare", "a", paths.MATRIX / "throughput_b.csv", status=status)
     assert word in shown
-    assert "3 pairs" in shown and "1 without a usable partner" in shown and "hardware_id differs" in shown
+    assert "3 pairs, 1 rows without a usable partner" in shown and "hardware_id differs" in shown
 
 
 def test_a_cell_of_a_folder_of_images_is_trained_on_all_of_them_by_sgd(home, quiet, monkeypatch):

@@ -109,7 +109,7 @@ def test_parameters_of_notebooks_are_spelled_as_people_do():
                                       "advise --help)"),
     ("advise resnet18 --mode infr", "did you mean infer?"), ("run --sauce replay", "did you mean --source?"),
     ("run 02 -p bach_size 2", "did you mean batch_size?"),
-    ("sweeps measure --devise cpu", "did you mean --device?")])
+    ("measure networks --devise cpu", "did you mean --device?")])
 def test_a_mistyped_verb_option_or_value_is_one_line_with_the_nearest(line, words):
     assert words in refusal(*shlex.split(line))
 

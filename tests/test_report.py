@@ -99,13 +99,13 @@ def test_a_page_goes_to_a_new_file_or_replaces_its_own(home, monkeypatch):
 
     report._keep(executed(paths.EXECUTED, "01_machine", v4.new_markdown_cell("# Title")), paths.EXECUTED)
     for _ in range(2):
-        output_of("report", status=1)  # the other notebooks have not been run
+        output_of("run", "--page", status=1)  # the other notebooks have not been run
     assert names() == ["executed", "index.html"]
-    output_of("report", "--out", home / "a.html", status=1)
+    output_of("run", "--page", "--out", home / "a.html", status=1)
     assert (home / "a.html").read_bytes()[:5] == b"<!DOC"
     before = (paths.REPORT / "index.html").read_bytes()
     monkeypatch.setattr("lib.files.os.replace", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
-    assert "cannot be written (No space left on device)" in called("report")[2].splitlines()[-1]
+    assert "cannot be written (No space left on device)" in called("run", "--page")[2].splitlines()[-1]
     assert (paths.REPORT / "index.html").read_bytes() == before
     assert names() == ["executed", "index.html"], "nothing half"
 
@@ -155,19 +155,20 @@ run 02 --source replay --devices xpu   the reference has no device xpu; it has: 
 run 03 -p name ..                      name = '..'
 run --workloads W1,,W2                 'W1,,W2' is no list of names
 run --report --check                   not allowed with
+run --executed here                    --executed and --out go with --page
 run 01 --accept                        --accept goes with --check
 run 01 --check --full                  --check compares the committed parameters
 run --devices cpu,cpu                  argument --devices:
 data unpack nowhere.zip                nowhere.zip is missing
 data pack                              nothing to pack
-report --executed nowhere              nothing has been run yet: no manifest in nowhere
-report --out there.html                there.html exists already
-report --out .                         is a folder
-matrix --repeats 0                     argument --repeats:
-matrix --cells ,                       argument --cells:
-networks --case-s inf                  argument --case-s:
-networks --name ../x                   argument --name:
-networks --networks W6,W6              argument --networks:
+run --page --executed nowhere          nothing has been run yet: no manifest in nowhere
+run --page --out there.html            there.html exists already
+run --page --out .                     is a folder
+measure matrix --repeats 0             argument --repeats:
+measure matrix --cells ,               argument --cells:
+measure networks --case-s inf          argument --case-s:
+measure networks --name ../x           argument --name:
+measure networks --networks W6,W6      argument --networks:
 run-jobs j.csv --slots 0               --slots: '0'
 """
 
@@ -228,8 +229,7 @@ def test_the_slurm_templates_give_each_task_its_part_and_a_folder_and_collect_wh
     assert cluster("profiles", "--dry-run", SLURM_ARRAY_TASK_ID="3", **where) == [
         [f"{slurm}/profiles-3", "run 02_profile --full --workloads W3 --devices auto --dry-run"]]
     [[folder, line]] = cluster("sweep", "-p", "rounds", "3", SLURM_ARRAY_TASK_ID="3", DEVICES="all", **where)
-    options = _parser().parse_args(line.split())
-    p = notebooks.check("03_sweep", {"device": options.device, **dict(options.parameter)})
+    p = notebooks.check("03_sweep", dict(_parser().parse_args(line.split()).parameter))
     assert folder == f"{slurm}/sweep-3" and p.device == "all" and p.grid == "original_convolution" and p.shard == "3/100"
     assert p.budget_s == 0 and p.rounds == 3 and p.name == "shard"
     assert spaces.too_large(spaces.load_sweeps().grids[p.grid], p.shard_pair) == "", "a task walks all of its shard"
@@ -239,7 +239,7 @@ def test_the_slurm_templates_give_each_task_its_part_and_a_folder_and_collect_wh
         Path(folder).mkdir(parents=True)
     (slurm / "merged.zip").touch()
     assert cluster("collect", NAME="linear", **where) == [
-        [f"{slurm}/merged", f"sweeps merge {shards[0]} {shards[1]} --name linear"],
+        [f"{slurm}/merged", f"run 03_sweep -p merge {slurm}/sweep-*/data/sweeps/shard -p name linear"],
         *([f"{slurm}/{name}", f"data pack {slurm}/{name}.zip"] for name in ("profiles-1", "merged"))]
     assert not earlier.exists() and not (slurm / "merged.zip").exists()
 

@@ -147,7 +147,7 @@ def _out(default: Path) -> Option:
 def add(verbs) -> None:
     """Add the verb of layers of engines."""
     verb = verbs.add_parser("layer-power",
-                            help="time, power and energy of the layers of TensorRT engines")
+                            description="time, power and energy of the layers of TensorRT engines")
     steps = verb.add_subparsers(dest="step", required=True, metavar="step")
     raw = option("raw", "folder of recordings, <model>/trt_engine_info.json and its latencies",
                  a_path)

@@ -3,12 +3,15 @@
 import argparse
 import re
 import sys
+import textwrap
 
 from lib import __version__
-from lib.cli import dashboard, exchange, finetune, gpu, layer_power, measure, predict, report, schedule, work
+from lib.cli import dashboard, exchange, finetune, layer_power, measure, predict, report, schedule, work
 from lib.errors import InputError, printable
 from lib.names import did_you_mean
 
+_GROUPS = {"notebooks": [report], "measure": [measure], "predict": [predict, layer_power], "schedule": [schedule],
+           "train": [finetune, dashboard], "data": [work, exchange]}
 _SHORT_HELP = """\
 python -m lib advise resnet50 --device t4   how long a network takes on a device, and what to change
 python -m lib run --report                  run all notebooks here and assemble the report
@@ -38,13 +41,22 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m lib",
-                                     description="Measure, explain, predict and place neural-network work.",
-                                     epilog="Each verb has its own --help; docs/ says more, docs/glossary.md what words mean.")
+    parser = _Parser(prog="python -m lib", formatter_class=argparse.RawDescriptionHelpFormatter,
+                     description="Measure, explain, predict and place neural-network work.")
     parser.add_argument("--version", action="version", version=__version__)
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="verb")
-    for room in (measure, report, work, predict, layer_power, schedule, finetune, dashboard, exchange, gpu):
-        room.add(verbs)
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="verb", help="one of those below")
+    lines: list[str] = []
+    for group, modules in _GROUPS.items():
+        before = set(verbs.choices)
+        for module in modules:
+            module.add(verbs)
+        lines.append(f"\n{group}:")
+        for name in verbs.choices:
+            if name not in before:
+                lines.append(textwrap.fill(verbs.choices[name].description, 100, initial_indent=f"    {name:<13}",
+                                           subsequent_indent=" " * 17))
+    lines.append("\nEach verb has its own --help; docs/ says more, docs/glossary.md what words mean.")
+    parser.epilog = "\n".join(lines).strip()
     return parser
 
 

@@ -1,9 +1,8 @@
-"""The verbs that measure and compare: ``machine``, ``compare``, ``networks``, ``matrix``, ``sweeps``. Imports nothing heavy."""
+"""The verbs ``measure`` (campaigns of networks, the run matrix) and ``compare``. Imports nothing heavy."""
 
 import argparse
-import time
 
-from lib import files, paths
+from lib import paths
 from lib.cli.options import (
     a_path,
     add_verb,
@@ -11,33 +10,12 @@ from lib.cli.options import (
     flag,
     folder_name,
     names,
-    new_file,
-    note,
     number,
     option,
     parameters,
     verdicts,
     whole,
 )
-
-
-def _machine(_: argparse.Namespace) -> None:
-    from lib.measure import load, machine
-    from lib.measure.energy.meters import open_meter
-
-    facts = machine.identity()
-    watch = load.LoadWatch()
-    time.sleep(0.5)
-    now = watch.reading()
-    ids = {name: facts[name] for name in ("machine", "hardware_id", "software_id")}
-    for name, value in {**ids, **facts["hardware"], **facts["software"], "devices": machine.devices()}.items():
-        print(f"{name:>18}  {value}")
-    if cards := machine.overlooked(machine.devices()):
-        print(f"{'cards':>18}  {cards}")
-    print(f"{'other processes':>18}  {now.other_cores:.2f} cores")
-    for device in machine.devices():
-        meter = open_meter(device)
-        print(f"{f'power of {device}':>18}  {': '.join(filter(None, (meter.name, meter.reason)))}")
 
 
 def _matrix(options: argparse.Namespace) -> bool:
@@ -118,58 +96,18 @@ def _networks(options: argparse.Namespace) -> bool:
 
 def _compare(options: argparse.Namespace) -> bool:
     """Compare two measurements; the exit status is 1 when B is slower, for CI."""
-    from lib import store
     from lib.measure import compare
 
-    difference = compare.difference(str(options.a), str(options.b), options.threshold)
-    if options.out:
-        files.create(options.out, store.encoded(difference.pairs, ".csv"))
-    print(compare.words(difference))
-    return difference.word == "slower"
-
-
-def _sweep(options: argparse.Namespace) -> bool:
-    """Measure a sweep; the exit status is 1 when a device failed while others measured."""
-    from lib import store
-    from lib.config import base
-    from lib.config.notebooks import SweepParams
-    from lib.measure.operators import aggregate, export, sweep
-
-    p = base.build(SweepParams, {"device": options.device, **assignments(options.parameter)}, "sweeps measure")
-    folder = sweep.measure_sweep(p)
-    table = aggregate.read(folder).table
-    good = table.query("status == 'ok'")
-    print(f"{folder}: {len(table)} points, {len(table) - len(good)} of them not measured; {verdicts(good)}")
-    failures = store.read_json(folder / "sweep.meta.json").get("failures", {})
-    if emptiness := export.emptiness(table, folder):
-        note(emptiness)
-    for reason in failures.values():
-        note(f"failed: {reason}")
-    return bool(failures)
-
-
-def _merge_shards(options: argparse.Namespace) -> bool:
-    """Merge shards; the exit status is 1 when points of them are missing."""
-    from lib.measure.operators import aggregate, shards
-
-    folder, missing = shards.merge(options.folders, options.name)
-    print(f"{folder}: {len(aggregate.read(folder).table)} points of {len(options.folders)} shards")
-    for shard, count in missing.items():
-        note(f"shard {shard} misses {count} points: repeat the command that measured it to resume")
-    return bool(missing)
+    text, is_slower = compare.compare(str(options.a), str(options.b), options.threshold)
+    print(text)
+    return is_slower
 
 
 def add(verbs) -> None:
     """Add the verbs that measure and compare."""
-    add_verb(verbs, _machine, "machine", "what this machine is: inventory, ids, devices, load")
-    add_verb(verbs, _compare, "compare", "two measured runs, sweeps or matrix environments: is B faster, slower or the same",
-             option("a", "a run id, a sweep, an environment of the matrix, or a file or folder of one", a_path),
-             option("b", read=a_path),
-             option("--threshold", "differences up to this share are the same (default 0.03, which is 3 %%)", number(most=0.99),
-                    0.03),
-             option("--out", "write every pair to this CSV", new_file))
-    add_verb(verbs, _networks, "networks",
-             "measure whole networks, one process each, as params/networks.yaml says; a second call resumes",
+    measure = verbs.add_parser("measure", description="many runs on this machine; a second call resumes: networks, matrix")
+    actions = measure.add_subparsers(dest="action", required=True, metavar="action")
+    add_verb(actions, _networks, "networks", "whole networks, one process each, as params/networks.yaml says",
              option("--device", "device id (default cpu)", default="cpu"),
              option("--networks", "some of its networks (default: all)", names, (), metavar="resnet50,W1,..."),
              option("--plan", "which networks are measured, and how long", a_path, paths.PARAMS / "networks.yaml"),
@@ -181,7 +119,7 @@ def add(verbs) -> None:
              option("--budget-s", "start no process after so many seconds (default: no limit)", number(), 0.0),
              option("--name", "folder in data/networks/ that keeps the visits and the table", folder_name, "networks"),
              flag("--dry-run", "print the cases"))
-    add_verb(verbs, _matrix, "matrix", "measure the run matrix of params/matrix.yaml; a second call resumes",
+    add_verb(actions, _matrix, "matrix", "the run matrix of params/matrix.yaml: models, batch sizes, precisions, optimizers",
              option("--device", "device id, or auto (default)", default="auto"),
              option("--cells", "some cells by name (default: all)", names, (), metavar="resnet50/b16/fp32,..."),
              option("--repeats", "runs per cell (default: as in params/matrix.yaml)", whole(1, 1000), 0),
@@ -190,11 +128,8 @@ def add(verbs) -> None:
              option("--notes", "notes on the machine, for the record of the environment", default=""),
              flag("--nsight", "count the work of each cell's kernels (Nsight Compute), time none"),
              flag("--dry-run", "print the cells and how many of their runs are there"))
-    sweeps = verbs.add_parser("sweeps", help="measure operators on the devices of this machine; merge shards measured apart")
-    actions = sweeps.add_subparsers(dest="action", required=True, metavar="action")
-    add_verb(actions, _sweep, "measure", "measure a sweep as 03_sweep does; the same command resumes a stopped sweep",
-             option("--device", "device ids, auto, or all (default): the CPU, then the GPUs together", default="all"),
-             parameters("a parameter of 03_sweep, such as op all, budget_s 600, grid original_linear, shard 0/8"))
-    add_verb(actions, _merge_shards, "merge", "merge shards into one sweep in data/sweeps/",
-             option("folders", "the folder of each shard", a_path, nargs="+", metavar="DIR"),
-             option("--name", "folder in data/sweeps/ (default: merged)", folder_name, "merged"))
+    add_verb(verbs, _compare, "compare", "two measured runs, sweeps or matrix environments: is B faster, slower or the same",
+             option("a", "a run id, a sweep, an environment of the matrix, or a file or folder of one", a_path),
+             option("b", read=a_path),
+             option("--threshold", "differences up to this share are the same (default 0.03, which is 3 %%)", number(most=0.99),
+                    0.03))

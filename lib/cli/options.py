@@ -23,7 +23,8 @@ def add_verb(verbs, call: Callable[[argparse.Namespace], int | None], name: str,
 
     Of a list of options at most one may be given.
     """
-    verb = verbs.add_parser(name, help=text, epilog=epilog)
+    listed = {} if verbs.dest == "verb" else {"help": text}  # python -m lib --help lists verbs in groups
+    verb = verbs.add_parser(name, description=text, epilog=epilog, **listed)
     verb.set_defaults(call=call, parser=verb)
     for item in options:
         group = verb.add_mutually_exclusive_group() if isinstance(item, list) else verb

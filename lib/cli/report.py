@@ -1,4 +1,4 @@
-"""The verbs that run notebooks and assemble the page: ``run``, ``report``. Imports nothing heavy."""
+"""The verb ``run``: it runs notebooks, checks their numbers and assembles the page. Imports nothing heavy."""
 
 import argparse
 from pathlib import Path
@@ -28,6 +28,10 @@ def _devices(names: list[str], source: str, reference: str) -> list[str]:
 
 
 def _run(options: argparse.Namespace) -> bool:
+    if options.page:
+        return bool(_written(options.executed or paths.EXECUTED, options.out))
+    if options.executed or options.out:
+        raise InputError("--executed and --out go with --page")
     from lib import report
     from lib.config import definitions
     from lib.measure.worker import usable_cores
@@ -69,10 +73,6 @@ def _run(options: argparse.Namespace) -> bool:
         return bool(lines)
 
 
-def _report(options: argparse.Namespace) -> bool:
-    return bool(_written(options.executed or paths.EXECUTED, options.out))
-
-
 def _written(executed: Path, out: Path | None = None) -> list[str]:
     """Join the executed notebooks and write the page: a new file or, by default, report/index.html; return its problems."""
     from lib import report
@@ -87,7 +87,7 @@ def _written(executed: Path, out: Path | None = None) -> list[str]:
 
 
 def add(verbs) -> None:
-    """Add the verbs that run notebooks and assemble the page."""
+    """Add the verb that runs notebooks and assembles the page."""
     add_verb(verbs, _run, "run", "run notebooks for the report, or check that the reference data reproduce",
              option("names", "notebooks by name or number (default: all in params/report.yaml)", nargs="*"),
              flag("--full", "the full parameter sets instead of the quick ones"),
@@ -95,10 +95,10 @@ def add(verbs) -> None:
              option("--devices", "device ids, all, or auto (default)", names, ["auto"], metavar="cpu,cuda:0"),
              option("--source", "measure here, or replay the reference", default="measure", choices=("measure", "replay")),
              parameters("a parameter for every chosen notebook that has it"),
-             [flag("--report", "then assemble the page, as the verb report does"),
+             [flag("--report", "then assemble the page, report/index.html"),
+              flag("--page", "run nothing: assemble the page of what was executed before"),
               flag("--check", "replay all and compare the key numbers with the committed ones")],
+             option("--executed", "with --page: folder of executed notebooks (default: report/executed)", a_path),
+             option("--out", "with --page: the page, a new file (default: report/index.html, replaced)", new_file),
              flag("--accept", "with --check: make the new key numbers the committed ones"),
              flag("--dry-run", "print the papermill lines and run nothing"))
-    add_verb(verbs, _report, "report", "assemble report/index.html from the executed notebooks",
-             option("--executed", "folder of executed notebooks (default: report/executed)", a_path),
-             option("--out", "the page, a new file (default: report/index.html, replaced)", new_file))

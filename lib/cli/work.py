@@ -75,7 +75,7 @@ def _unpack(options: argparse.Namespace) -> None:
 
 def add(verbs) -> None:
     """Add the verb of data sets, tables and copies."""
-    verb = verbs.add_parser("data", help="fetch or check MedMNIST files, print the tables' dictionary, pack or unpack "
+    verb = verbs.add_parser("data", description="fetch or check MedMNIST files, print the tables' dictionary, pack or unpack "
                              "results, push or pull a folder")
     actions = verb.add_subparsers(dest="action", required=True, metavar="action")
     for name, text in (("fetch", "download MedMNIST files"), ("check", "check MedMNIST files")):

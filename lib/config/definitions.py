@@ -238,25 +238,6 @@ class Campaign(Strict):
     sets: some(NetworkSet)
 
 
-class Step(Strict):
-    """One entry of ``steps`` in ``params/gpu.yaml``: a module and its arguments, its minutes, and packages it needs.
-
-    ``until``: a pattern within data/; the step is interrupted as soon as a file fits it.
-    """
-
-    command: Annotated[str, Field(min_length=3, pattern=r"^([^{}]|\{(device|cards|slots|seconds|total)\})*$")]
-    minutes: number(above=0, most=1440)
-    until: str = ""
-    needs: tuple[str, ...] = ()
-
-
-class GpuPlan(Strict):
-    """``params/gpu.yaml``: the packages that all steps for a machine with a GPU need, and the steps by name, in their order."""
-
-    needs: tuple[str, ...]
-    steps: Annotated[dict[text(r"^[a-z0-9_]+$"), Step], Field(min_length=1)]
-
-
 class Section(Strict):
     """One notebook of ``params/report.yaml``: what it runs over and its parameter sets."""
 
@@ -277,11 +258,6 @@ class ReportPlan(Strict):
 def load_campaign(path: Path = paths.PARAMS / "networks.yaml") -> Campaign:
     """Read which networks are measured end to end; InputError names the file and the wrong entry."""
     return load(Campaign, path)
-
-
-def load_gpu_plan(path: Path = paths.PARAMS / "gpu.yaml") -> GpuPlan:
-    """Read the steps for a machine with a GPU; InputError names the file and the wrong entry."""
-    return load(GpuPlan, path)
 
 
 def load_workloads(path: Path = paths.PARAMS / "workloads.yaml") -> dict[str, Workload]:

@@ -131,6 +131,7 @@ class SweepParams(Sourced):
     memory_share: number(above=0, most=1) = 0.5
     seed: Seed = 0
     name: FolderName = ""
+    merge: str = ""
 
     @property
     def ops(self) -> list[str]:

@@ -51,27 +51,13 @@ def block_length(samples: np.ndarray) -> int:
     return int(np.clip(np.ceil((6 * (rho / (1 - rho**2)) ** 2 * len(samples)) ** (1 / 3)), 1, max(1, len(samples) // 2)))
 
 
-def resampled(samples: np.ndarray, statistic: Callable[..., np.ndarray], draws: int, random: np.random.Generator,
-              block: int = 1) -> np.ndarray:
-    """Return ``statistic`` (taken with ``axis=1``) of bootstrap resamples of ``samples`` (n,): an array (draws,).
-
-    They are drawn in circular blocks of ``block`` neighbours (Politis and Romano 1992).
-    """
-    samples, n = np.asarray(samples), len(samples)
-    places = random.integers(0, n, (draws, -(-n // block), 1)) + np.arange(block)
-    return statistic(samples[places.reshape(draws, -1)[:, :n] % n], axis=1)
-
-
-def interval(drawn: np.ndarray) -> tuple[float, float]:
-    """Return the central interval that holds 95 % of ``drawn`` (draws,)."""
-    low, high = np.quantile(drawn, ((1 - _LEVEL) / 2, (1 + _LEVEL) / 2))
-    return float(low), float(high)
-
-
 def bootstrap(samples: np.ndarray, statistic: Callable[..., np.ndarray] = np.median, draws: int = 1000,
               seed: int = 0) -> tuple[float, float]:
-    """Return the percentile bootstrap interval of a statistic of ``samples`` (n,)."""
-    return interval(resampled(samples, statistic, draws, np.random.default_rng(seed)))
+    """Return the percentile bootstrap interval of a statistic (taken with ``axis=1``) of ``samples`` (n,)."""
+    samples = np.asarray(samples)
+    places = np.random.default_rng(seed).integers(0, len(samples), (draws, len(samples)))
+    low, high = np.quantile(statistic(samples[places], axis=1), ((1 - _LEVEL) / 2, (1 + _LEVEL) / 2))
+    return float(low), float(high)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ LOADERS = {
     "nsight_metrics": definitions.load_metrics, "matrix": definitions.load_matrix, "networks": definitions.load_campaign,
     "networks_conditions": definitions.load_campaign, "report": definitions.load_report_plan, "sweeps": spaces.load_sweeps,
     "networks_gpu": definitions.load_campaign, "networks_gpu_compiled": definitions.load_campaign,
-    "networks_runtimes": definitions.load_campaign, "gpu": definitions.load_gpu_plan,
+    "networks_runtimes": definitions.load_campaign,
     "gpu_finetune": partial(load, TrainConfig), "gpu_finetune_short": partial(load, TrainConfig),
     "training": load_configs, "layer_power": training.load_settings}
 

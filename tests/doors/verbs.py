@@ -14,15 +14,17 @@ NAMES = ["", "x", "../x", "/abs/x", "a,b", ",", "cpu,cpu", "cuda:99", "gpu", "-x
          "None", "$(id)", ":X", "x:", "../x:Y", "a b:C", "os:system", "lib:no", "resnet5000", "%s", "{0}", "."]
 SCHEDULE = "schedule --times times.csv --devices devices.csv"
 NUMBERS = [  # options of which no number above is one
-    "compare a b --threshold", "matrix --dry-run --repeats", "matrix --dry-run --budget-s", "networks --dry-run --rounds",
-    "networks --dry-run --case-s", "calibrate --budget-s", "advise resnet18 --batch-size",
+    "compare a b --threshold", "measure matrix --dry-run --repeats", "measure matrix --dry-run --budget-s",
+    "measure networks --dry-run --rounds", "measure networks --dry-run --case-s", "calibrate --budget-s",
+    "advise resnet18 --batch-size",
     "run-jobs jobs.csv --slots", "data check --size"]
 TEXTS = [  # where a name stands for {}
     "{}", "advise {}", "advise resnet18 --device {}", "advise resnet18 --dtype {}", "advise resnet18 --mode {}",
-    "compare {} {}", "compare {} a", "matrix --dry-run --device {}", "matrix --dry-run --cells {}",
-    "matrix --dry-run -p {} 1", "matrix --dry-run -p device {}", "networks --dry-run --networks {}",
-    "networks --dry-run --plan {}", "run {} --dry-run", "run --dry-run --workloads {}", "run --dry-run --devices {}",
-    "run --dry-run -p {} 1", "report --executed {} --out page.html", "import {} x", "data unpack {}", "import neusight {}",
+    "compare {} {}", "compare {} a", "measure matrix --dry-run --device {}", "measure matrix --dry-run --cells {}",
+    "measure matrix --dry-run -p {} 1", "measure matrix --dry-run -p device {}", "measure networks --dry-run --networks {}",
+    "measure networks --dry-run --plan {}", "run {} --dry-run", "run --dry-run --workloads {}", "run --dry-run --devices {}",
+    "run --dry-run -p {} 1", "run --page --executed {} --out page.html", "import {} x", "data unpack {}",
+    "import neusight {}",
     "import pytorch-scheduler {}", "schedule --times {} --devices {}", f"{SCHEDULE} --policy {{}}",
     f"{SCHEDULE} --objective {{}}", "run-jobs {}",
     "run-jobs jobs.csv --policy {}", "data check {}", "data {}", "data push {}",

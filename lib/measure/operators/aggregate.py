@@ -190,7 +190,7 @@ def read(folder: Path) -> Sweep:
     started_utc = facts.get("started_utc", "?")
     failures = "".join(f" FAILED: {reason}." for reason in facts.get("failures", {}).values())
     return Sweep(table, store.read_all(sorted(folder.glob("*/repeats.csv")), "repeats"), folder, started_utc,
-                 f"Measured here, {started_utc}, in {folder.name}.{failures}")
+                 f"Measured here, {started_utc}, in {folder.name}.{failures}{export.emptiness(table)}")
 
 
 def replay(p: SweepParams) -> Sweep:

@@ -58,10 +58,10 @@ def write(table: pd.DataFrame, folder: Path) -> list[Path]:
             for suffix, content in (contents | parts).items()]
 
 
-def emptiness(table: pd.DataFrame, folder: Path) -> str:
-    """Say why ``results_convolution.csv`` has no rows and where they are; empty where it has some, or none was measured."""
+def emptiness(table: pd.DataFrame) -> str:
+    """Say why ``results_convolution.csv`` has no rows; empty where it has some, or no convolution was measured."""
     rows = table[(table["op"] == "conv2d") & (table["status"] == "ok")]
     if rows.empty or representable(rows).any():
         return ""
-    return (f"{folder / STEM}.csv has no rows: {(rows['verdict'] == UNUSABLE).sum()} of {len(rows)} convolutions are "
-            f"{UNUSABLE}, its columns cannot describe the others; all are in {STEM}_others.csv")
+    return (f" {STEM}.csv has no rows: {(rows['verdict'] == UNUSABLE).sum()} of {len(rows)} convolutions are "
+            f"{UNUSABLE}, its columns cannot describe the others; all are in {STEM}_others.csv.")

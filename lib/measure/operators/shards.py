@@ -1,132 +1,72 @@
-"""Shards of one sweep, measured apart, such as by the tasks of a cluster: checked, and merged to the table of one sweep."""
+"""Shards of one sweep, measured apart, such as by the tasks of a cluster, become the table of one sweep."""
 
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
 
 from lib import files, locks, paths, store
 from lib.config import base
-from lib.errors import InputError, beginning, choices, entry
-from lib.measure import machine
+from lib.errors import InputError, choices
 from lib.measure.operators import aggregate
-from lib.measure.operators.points import timings
-from lib.work.graph import spaces
 
-_MOST_CHECKED = 5000  # points that are not there, of each of which it is found out whether it is valid (4 ms each)
+_FILES = ("plan.json", "sweep.parquet", "sweep.meta.json")
 
 
-@dataclass(frozen=True)
-class Shard:
-    """One measured shard: its folder, its plan, which of how many it is, its provenance and its table."""
+def merge(folders: Sequence[Path], name: str) -> Path:
+    """Join the shards of a sweep into ``data/sweeps/<name>``; return that folder.
 
-    folder: Path
-    plan: store.Facts
-    pair: tuple[int, int]
-    facts: store.Facts
-    table: pd.DataFrame
-
-
-def _read(folder: Path) -> Shard:
-    """Read a shard; InputError where it is no sweep, not finished, or itself merged."""
-    for name in ("plan.json", "sweep.parquet", "sweep.meta.json"):
-        if not (folder / name).is_file():
-            raise InputError(f"{folder} has no {name}: it is no sweep that has ended; measure it again by the same line")
-    plan, facts = (base.mapping(store.read_json(folder / name), folder / name) for name in ("plan.json", "sweep.meta.json"))
-    try:
-        number, of = map(int, str(plan.get("shard", "")).split("/"))
-    except ValueError:
-        raise InputError(f"{folder} is no shard of a sweep: its plan says shard = {plan.get('shard')!r}") from None
-    return Shard(folder, plan, (number, of), facts, store.read(folder / "sweep.parquet", "sweep"))
-
-
-def _check(shards: Sequence[Shard]) -> None:
-    """Raise InputError unless these are all shards of one sweep, each once, measured on equal machines with equal software."""
-    first = shards[0]
-    for shard in shards[1:]:
-        names = sorted({*first.plan, *shard.plan} - {"shard"})
-        differing = [name for name in names if first.plan.get(name) != shard.plan.get(name)]
-        if differing:
-            raise InputError(f"{first.folder} and {shard.folder} are of different sweeps: they differ in {choices(differing)}")
-    for name in ("hardware_id", "software_id"):
-        owners = {key: shard.folder for shard in shards for key in shard.table[name].unique()}
+    The table has exactly the rows of the shards; their raw files lie beside it. Raises InputError,
+    and writes nothing, for shards that are missing or doubled, or that belong to different sweeps,
+    machines or software.
+    """
+    for folder, part in [(folder, part) for folder in folders for part in _FILES]:
+        if not (folder / part).is_file():
+            raise InputError(f"{folder} has no {part}: it is no sweep that has ended; "
+                             "measure it again by the same line")
+    plans = [base.mapping(store.read_json(folder / "plan.json"), folder) for folder in folders]
+    facts = [base.mapping(store.read_json(folder / "sweep.meta.json"), folder) for folder in folders]
+    tables = [store.read(folder / "sweep.parquet", "sweep") for folder in folders]
+    _check_plans(folders, plans)
+    table = pd.concat(tables, ignore_index=True)
+    if table.duplicated(["device", "config"]).any():
+        raise InputError("shards overlap: a configuration is in two of them")
+    for column in ("hardware_id", "software_id"):
+        owners = {key: folder for folder, part in zip(folders, tables, strict=True) for key in part[column]}
         if len(owners) > 1:
-            raise InputError(f"not merged, for their {name} differs: " + choices(f"{key} in {folder}" for key, folder in
-                                                                                 owners.items()))
-    of, places = first.pair[1], {}
-    for shard in shards:
-        if shard.pair[1] != of:
-            raise InputError(f"shards overlap: {first.folder} is one of {of}, {shard.folder} one of {shard.pair[1]}")
-        if other := places.get(shard.pair[0]):
-            raise InputError(f"shards overlap: {other} and {shard.folder} are both {shard.plan['shard']}")
-        places[shard.pair[0]] = shard.folder
-    if absent := [f"{number}/{of}" for number in range(of) if number not in places]:
-        raise InputError(f"shards {choices(absent)} are missing; measure them, or name their folders too")
-
-
-def _missing(shard: Shard) -> int:
-    """Return how many valid points of its share of a grid a shard has not measured, on the kind of device that lacks most.
-
-    Where more than _MOST_CHECKED are not there, those beyond are counted as valid. 0 for a sampled sweep, which ends anywhere.
-    """
-    plan = shard.plan
-    if not plan.get("grid"):
-        return 0
-    with beginning(str(shard.folder)):
-        grid = entry(spaces.load_sweeps().grids, plan["grid"], "grid", "here")
-    points = {point.key: point for config in spaces.product(grid, plan["seed"], shard.pair)
-              for point in (replace(config, **way) for way in timings(plan["latency_type"], plan["cache"]))}
-    kinds = {}
-    for device, part in shard.table.groupby("device"):
-        identity = base.mapping(shard.facts.get("devices"), f"{shard.folder}/sweep.meta.json: devices").get(device)
-        hardware = identity.get("hardware") if isinstance(identity, dict) else None
-        if not isinstance(hardware, dict) or not isinstance(hardware.get("gpus"), list):
-            raise InputError(f"{shard.folder}/sweep.meta.json lacks the hardware of {device}")
-        kinds.setdefault(machine.kind(str(device), hardware), set()).update(part["config"])
-    absent = max((points.keys() - keys for keys in kinds.values()), key=len, default=points.keys())
-    return len(absent) - sum(not _valid(points[key]) for key in sorted(absent)[:_MOST_CHECKED])
-
-
-def _valid(config: spaces.Config) -> bool:
-    try:
-        config.ops()
-    except InputError:
-        return False
-    return True
-
-
-def merge(folders: Sequence[Path], name: str) -> tuple[Path, dict[str, int]]:
-    """Merge the shards of a sweep into ``data/sweeps/<name>``; return that folder, and how many points each shard misses.
-
-    The table has exactly the rows of the shards; their raw files lie beside it. Raises InputError, and writes nothing, for
-    shards that overlap, are missing, or belong to different sweeps, machines or software.
-    """
-    shards = sorted((_read(folder) for folder in folders), key=lambda shard: shard.pair)
-    _check(shards)
-    table = pd.concat([shard.table for shard in shards], ignore_index=True)
-    if (twice := table[table.duplicated(["device", "config"])]).size:
-        raise InputError(f"shards overlap: {len(twice)} configurations are in two of them, such as {twice['config'].iloc[0]}")
-    missing = {shard.plan["shard"]: count for shard in shards if (count := _missing(shard))}
-    failures = {f"{device} of shard {shard.plan['shard']}": reason for shard in shards
-                for device, reason in shard.facts.get("failures", {}).items()}
-    facts = {"notebook": "03_sweep", "started_utc": min(str(shard.facts.get("started_utc", "")) for shard in shards),
-             "parameters": shards[0].facts.get("parameters", {}),
-             "devices": {device: identity for shard in shards for device, identity in shard.facts["devices"].items()},
-             "failures": failures | {f"shard {shard}": f"shard {shard} misses {count} points"
-                                     for shard, count in missing.items()}}
+            raise InputError(f"not merged, for their {column} differs: "
+                             + choices(f"{key} in {folder}" for key, folder in owners.items()))
+    failures = {f"{device} of {folder}": reason for folder, fact in zip(folders, facts, strict=True)
+                for device, reason in fact.get("failures", {}).items()}
+    joined = {"notebook": "03_sweep", "parameters": facts[0].get("parameters", {}), "failures": failures,
+              "started_utc": min(str(fact.get("started_utc", "")) for fact in facts),
+              "devices": {device: identity for fact in facts for device, identity in fact["devices"].items()}}
     target = paths.SWEEPS / name
     with locks.writer(target), files.writing(target):
         if target.exists():
             raise InputError(f"{target} exists already; give another name")
         with tempfile.TemporaryDirectory(dir=paths.SWEEPS, prefix=".merging-") as scratch:
-            folder = Path(scratch) / name
-            for shard in shards:
-                for raw in sorted(path.parent for path in shard.folder.glob("*/repeats.csv")):
-                    shutil.copytree(raw, folder / f"{raw.name}.{shard.pair[0]}-of-{shard.pair[1]}")
-            store.write_json({**shards[0].plan, "shard": "all"}, folder / "plan.json")
-            aggregate.write(table, folder, facts)
-            folder.rename(target)
-    return target, missing
+            new = Path(scratch) / name
+            for folder, plan in zip(folders, plans, strict=True):
+                for raw in sorted(path.parent for path in folder.glob("*/repeats.csv")):
+                    shutil.copytree(raw, new / f"{raw.name}.{plan['shard'].replace('/', '-of-')}")
+            store.write_json({**plans[0], "shard": "all"}, new / "plan.json")
+            aggregate.write(table, new, joined)
+            new.rename(target)
+    return target
+
+
+def _check_plans(folders: Sequence[Path], plans: Sequence[store.Facts]) -> None:
+    """Raise InputError unless these are all shards of one sweep, each once."""
+    shards = [str(plan.get("shard")) for plan in plans]
+    of = shards[0].partition("/")[2]
+    for folder, plan, shard in zip(folders, plans, shards, strict=True):
+        differing = [key for key in sorted({*plans[0], *plan} - {"shard"}) if plans[0].get(key) != plan.get(key)]
+        if differing:
+            raise InputError(f"{folders[0]} and {folder} are of different sweeps: they differ in {choices(differing)}")
+        if shard.partition("/")[2] != of or not of.isdecimal() or shards.count(shard) > 1:
+            raise InputError(f"shards overlap: {folder} is {shard}, among {choices(shards)}")
+    if absent := {f"{number}/{of}" for number in range(int(of))} - set(shards):
+        raise InputError(f"shards {choices(sorted(absent))} are missing; measure them, or name their folders too")

@@ -1,5 +1,6 @@
 """Budgeted, resumable sweeps: one worker process a device, interleaved rounds in random order, nothing measured is lost."""
 
+import glob
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -11,7 +12,7 @@ from lib.config import base
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError, choices, entry, is_broken_device, one_line
 from lib.measure import machine
-from lib.measure.operators import aggregate
+from lib.measure.operators import aggregate, shards
 from lib.measure.operators.device_sweep import DeviceSweep
 from lib.measure.operators.points import Points
 from lib.measure.operators.raw_files import entered_configs, measured_on, raw_folder
@@ -191,5 +192,12 @@ class _Leader:
 
 
 def sweep(p: SweepParams) -> aggregate.Sweep:
-    """Measure a sweep, or replay one from the reference data, as ``source`` says."""
-    return aggregate.replay(p) if p.source == "replay" else aggregate.read(measure_sweep(p))
+    """Measure a sweep, merge one from its shards, or replay one from the reference data, as ``source`` and ``merge`` say."""
+    if p.source == "replay":
+        return aggregate.replay(p)
+    if p.merge:
+        folders = [Path(path) for path in sorted(glob.glob(p.merge))]
+        if not folders:
+            raise InputError(f"03_sweep: merge = {p.merge!r} is no folder of a shard, and no pattern of such folders")
+        return aggregate.read(shards.merge(folders, p.name or "merged"))
+    return aggregate.read(measure_sweep(p))

@@ -26,7 +26,7 @@ def collect(cell: Cell, options: dict[str, str]) -> Path:
     path = store.fresh_file(files.folder(paths.MATRIX), f"nsight_{cell.label.replace('/', '-')}")
     parameters = [word for pair in (_SHORT | options).items() for word in ("-p", *pair)]
     with tempfile.TemporaryDirectory() as home:
-        program = [sys.executable, "-m", "lib", "matrix", "--device", cell.params.device, "--cells", cell.name]
+        program = [sys.executable, "-m", "lib", "measure", "matrix", "--device", cell.params.device, "--cells", cell.name]
         done = subprocess.run(["bash", _SCRIPT, path, *program, "--repeats", "1", *parameters], cwd=paths.ROOT,
                               env={**environment(), "LIB_OUTPUT": home, "PYTHONPATH": str(paths.ROOT)},
                               capture_output=True, text=True, check=False)
