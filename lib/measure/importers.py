@@ -42,7 +42,7 @@ class Source:
 def _table(op: str, values: Mapping[str, Any], flops: np.ndarray, moved: np.ndarray, latency_ms: pd.Series,
            source: Source) -> pd.DataFrame:
     """Complete the parameters of one operator family to a ``sweep`` table; rows without a positive time are failed ones."""
-    absent = {column.name: "" for column in PARAMETERS if column.kind == "text"}
+    absent = {name: "" for name, column in PARAMETERS.items() if column.kind == "str"}
     latency_ms = latency_ms.to_numpy(float, copy=True)
     good = (latency_ms > _LEAST_MS) & (latency_ms < _MOST_MS)
     latency_ms[~good] = np.nan

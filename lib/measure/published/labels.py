@@ -156,7 +156,7 @@ def neusight(path: Path) -> pd.DataFrame:
     """Read ``<operator>/<GPU>.csv`` of NeuSight as operators, see ``importers.neusight``."""
     op = next(part for part in reversed(path.resolve().parts[:-1]) if part in importers.NEUSIGHT)
     table = importers.neusight_table(path, op, path.stem)
-    shown = table[[column.name for column in PARAMETERS if column.name in table]]
+    shown = table[[name for name in PARAMETERS if name in table]]
     texts = [" ".join([op, *(f"{name}={value}" for name, value in row.items() if not pd.isna(value) and value != "")])
              for op, row in zip(table["op"], shown.astype(object).to_dict("records"), strict=True)]
     return _labels(model=texts, device=path.stem, measured_ms=table["latency_ms"])
