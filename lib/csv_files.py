@@ -40,23 +40,23 @@ def rows(content: str, path: Path, skipinitialspace: bool = False) -> Iterator[l
         raise InputError(f"{path} is not a readable CSV: it holds zero bytes")
     lines = csv.reader(io.StringIO(content, newline=""), strict=True,
                        skipinitialspace=skipinitialspace)
-    header = []
+    filled = filter(None, lines)
     try:
-        for row in filter(None, lines):
-            if not header:
-                header = row = [name.strip() for name in row]
-                _check_header(header, path)
+        header = [name.strip() for name in next(filled, [])]
+        _check_header(header, path)
+        yield header
+        for row in filled:
             if len(row) != len(header):
                 raise InputError(f"{path}: line {lines.line_num} has {len(row)} fields, the header "
                                  f"has {len(header)}")
             yield row
     except csv.Error as error:
         raise InputError(f"{path} is not a readable CSV: line {lines.line_num}: {error}") from None
-    if not header:
-        raise InputError(f"{path} is not a readable CSV: it has no header")
 
 
 def _check_header(header: list[str], path: Path) -> None:
+    if not any(header):
+        raise InputError(f"{path} is not a readable CSV: it has no header")
     separator = next((sign for sign in _SEPARATORS if sign in header[0]), "")
     if len(header) == 1 and separator:
         raise InputError(f"{path} is separated by {_SEPARATORS[separator]}: save it separated by "

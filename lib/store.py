@@ -146,7 +146,7 @@ def read_own(path: Path, table: str):
     Raises InputError for a file that has other columns.
     """
     later = [name for name, column in TABLES[table].items() if column.default is not None]
-    return with_defaults(read_parquet(path, columns(table), optional=later), table)[columns(table)]
+    return with_defaults(read_parquet(path, columns(table), optional=later), table)
 
 
 def read_parquet(path: Path, names: Sequence[str], others: bool = False, optional: Sequence[str] = ()):

@@ -2,8 +2,8 @@
 
 from math import nan
 
+from lib.tables import shared
 from lib.tables.column import choice, count, number, single, switch, text, whole
-from lib.tables.shared import DEVICE, ENERGY, IDS, LEARNER, STATUS, TF32, THREADS, VERDICT
 
 COMPLEXITY = {
     "network": text("workload id, model name, or module:Class"),
@@ -26,18 +26,18 @@ NETWORKS = {
     "input_shape": text("one sample; empty: the network's usual one", empty=True),
     "dtype": choice("element or autocast type; int8: static", "fp32", "bf16", "fp16", "int8"),
     "channels_last": switch("whether 4-D tensors have channels innermost"),
-    **DEVICE,
+    **shared.DEVICE,
     "memory": choice("allocator; kept: freed memory stays in the process", "default", "kept"),
-    **THREADS,
+    **shared.THREADS,
     "latency_ms": number("median of the passes", empty=True),
     "latency_iqr_ms": number("interquartile range of the passes", empty=True),
     "n": whole("number of measured passes"),
     "usual_share": number("share of passes at the processor's usual speed", empty=True),
     "rss_mb": number("peak growth of resident memory, network included", least=None, empty=True),
     "tensors_mb": number("peak of tensors beyond weights and inputs", empty=True),
-    **STATUS, **VERDICT, **IDS,
+    **shared.STATUS, **shared.VERDICT, **shared.IDS,
     "energy_j": number("energy of one pass, idle power included", empty=True, default=nan),
-    **ENERGY, **TF32,
+    **shared.ENERGY, **shared.TF32,
     "compiled": switch("whether torch.compile compiled the network", default=False),
     "runtime": choice("what ran it", "torch", "onnxruntime", "openvino", default="torch"),
     "instances": count("processes side by side, each on its own ``threads`` cores", default=1),
@@ -66,7 +66,7 @@ WHOLE_NETWORKS = {
 SCORES = {
     "kind": choice("what was predicted", "operator", "network", "step", "memory", "power"),
     "family": text("family and pass, or mode and batch size"),
-    **LEARNER,
+    **shared.LEARNER,
     "mape": number("mean absolute error, %"),
     "mape_low": number("its 95 % bootstrap interval, low end"),
     "mape_high": number("high end"),

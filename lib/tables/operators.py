@@ -2,11 +2,8 @@
 
 from math import nan
 
+from lib.tables import shared
 from lib.tables.column import choice, count, number, text, whole
-from lib.tables.shared import (
-    BACKEND, CONFIG, DEVICE, DTYPE, ENERGY, HOW, IDS, OP, STATUS, TF32, THREADS, TIMED, VERDICT,
-    WORK,
-)
 
 PARAMETERS = {
     "kind": text("function within the family, such as relu", empty=True),
@@ -54,7 +51,7 @@ PARAMETERS = {
 }
 
 CEILINGS = {
-    **DEVICE, **DTYPE,
+    **shared.DEVICE, **shared.DTYPE,
     "peak_gflops": number("best rate of a matrix product; empty on bandwidth rows", empty=True),
     "peak_gbps": number("triad bandwidth; empty on compute rows", empty=True),
     "level": choice("what holds the working set", "compute", "L1", "L2", "L3", "RAM", "device"),
@@ -65,29 +62,29 @@ CEILINGS = {
     "median_ms": number("median time of one call; empty for a vendor's", empty=True),
     "iqr_ms": number("its interquartile range", empty=True),
     "n": whole("samples; 0 for a vendor's"),
-    **VERDICT, **IDS,
+    **shared.VERDICT, **shared.IDS,
 }
 
 OVERHEADS = {
-    **DEVICE,
+    **shared.DEVICE,
     "what": text("timer_step, timer_call, timer_jitter, launch, first_touch"),
     "median_us": number("median"),
     "p99_us": number("99th percentile"),
     "n": count("samples"),
     "method": text("how"),
-    **IDS,
+    **shared.IDS,
 }
 
 CONFIGS = {
-    **CONFIG, **OP,
+    **shared.CONFIG, **shared.OP,
     "parameters": text("its parameters, as JSON"),
-    **TIMED, **HOW, **WORK,
+    **shared.TIMED, **shared.HOW, **shared.WORK,
     "footprint_mb": number("memory needed to time it, at most, in 10^6 bytes", empty=True),
-    **STATUS,
+    **shared.STATUS,
 }
 
 REPEATS = {
-    **CONFIG,
+    **shared.CONFIG,
     "round": whole("round of the sweep"),
     "latency_ms": number("median of this visit's samples", empty=True),
     "n": whole("samples of this visit"),
@@ -98,7 +95,7 @@ REPEATS = {
     "other_cores": number("CPU cores used by other processes"),
     "stolen_cores": number("CPU cores taken by the host (steal time)"),
     "yardstick_ms": number("slower reference kernel beside the visit; empty on GPUs", empty=True),
-    **STATUS,
+    **shared.STATUS,
     "gpu_others": number("share of the GPU's time that others used", empty=True, default=nan),
     "gpu_mhz": number("clock of the GPU after the visit", empty=True, default=nan),
     "gpu_throttled": text("what throttled the GPU; empty: nothing", empty=True, default=""),
@@ -106,31 +103,31 @@ REPEATS = {
 }
 
 ENERGIES = {
-    **CONFIG,
+    **shared.CONFIG,
     "energy_j": number("energy of one call, idle power included", empty=True),
     "calls": whole("calls in the loop"),
     "loop_s": number("length of the loop, all of its set-up included"),
-    **ENERGY,
+    **shared.ENERGY,
 }
 
 SWEEP = {
-    **OP, **PARAMETERS, **TIMED, **DEVICE,
+    **shared.OP, **PARAMETERS, **shared.TIMED, **shared.DEVICE,
     "latency_ms": number("median over the rounds' medians", empty=True),
     "latency_iqr_ms": number("interquartile range over the rounds", empty=True),
     "n": whole("rounds"),
-    **HOW, **WORK,
+    **shared.HOW, **shared.WORK,
     "gflops": number("flops / latency", empty=True),
     "gbps": number("bytes / latency", empty=True),
     "energy_j": number("energy of one call, idle power included", empty=True),
-    **STATUS, **VERDICT, **IDS, **CONFIG, **THREADS,
+    **shared.STATUS, **shared.VERDICT, **shared.IDS, **shared.CONFIG, **shared.THREADS,
     "low_ms": number("smallest round", empty=True),
     "high_ms": number("largest round", empty=True),
     "other_cores": number("CPU cores used by other processes, median", empty=True),
-    **ENERGY, **TF32,
+    **shared.ENERGY, **shared.TF32,
 }
 
 POWER = {
-    **OP,
+    **shared.OP,
     "gemm_m": count("rows of the left matrix"),
     "gemm_k": count("columns of the left matrix, which are summed over"),
     "gemm_n": count("columns of the right matrix"),
@@ -140,14 +137,14 @@ POWER = {
     "power_w": number("mean of the sensor while the calls repeat", empty=True),
     "limit_w": number("the card's power limit", empty=True),
     "window": choice("long: enough for the sensor's mean", "long", "short"),
-    **STATUS, **IDS,
+    **shared.STATUS, **shared.IDS,
 }
 
 POINTS = {
     "label": text("the point's name for people"),
     "env": text("where it ran: a label of the environment, or the hardware id"),
     "arch": text("the model, or the operator family"),
-    **BACKEND,
+    **shared.BACKEND,
     "batch_size": whole("samples; 0 where there is no batch"),
     "precision": choice("element type, or autocast's", "fp64", "fp32", "tf32", "bf16", "fp16"),
     "elapsed_sec": number("one step, pass, call, or all counted kernels"),
@@ -170,5 +167,5 @@ POINTS = {
     "below_roof": number("attainable / attained performance; below 1: above the roof"),
     "roof_dtype": choice("of the compute roof", "fp64", "fp32", "tf32", "bf16", "fp16"),
     "roof_source": choice("measured here or stated by the vendor", "measured", "vendor"),
-    **VERDICT, **IDS,
+    **shared.VERDICT, **shared.IDS,
 }

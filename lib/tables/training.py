@@ -2,11 +2,8 @@
 
 from math import nan
 
+from lib.tables import shared
 from lib.tables.column import choice, count, number, switch, text, whole
-from lib.tables.shared import (
-    ARCH, BACKEND, BATCH_SIZE, DATA_SOURCE, ENERGY, IDS, INTERVAL, LEARNER, PRECISION, TF32,
-    THREADS, VERDICT,
-)
 
 PROFILE = {
     "run_id": text("the run, also the start of the file's name"),
@@ -26,7 +23,7 @@ PROFILE = {
     "device_type": choice("device type", "cpu", "cuda", "mps"),
     "device_index": whole("-1 on the CPU", least=-1),
     "num_workers": whole("loader worker processes"),
-    **PRECISION,
+    **shared.PRECISION,
     "data_time_ms": number("loader wait + host-to-device copy"),
     "forward_time_ms": number("forward pass and loss"),
     "backward_time_ms": number("backward pass; 0 in evaluation"),
@@ -46,10 +43,10 @@ PROFILE = {
     "pipelined_ms": number("mean step of an unsynchronised pass; empty where not run", empty=True),
     "energy_j": number("energy of the step, idle power included", empty=True),
     "peak_rss_mb": number("peak resident memory of the process so far"),
-    **THREADS,
+    **shared.THREADS,
     "warmup": switch("a warm-up row: stays in the file, but enters no statistic"),
     "sync": choice("how phases were clocked", "none", "event", "synchronize"),
-    **DATA_SOURCE, **IDS, **TF32,
+    **shared.DATA_SOURCE, **shared.IDS, **shared.TF32,
 }
 
 RUNS = {
@@ -57,18 +54,18 @@ RUNS = {
     "label": text("the run's name for people"),
     "timestamp": text("UTC start, ISO 8601"),
     "hostname": text("machine name"),
-    **ARCH, **BACKEND,
+    **shared.ARCH, **shared.BACKEND,
     "device_name": text("processor or GPU name"),
-    **BATCH_SIZE,
+    **shared.BATCH_SIZE,
     "warmup_iters": whole("warm-up batches, not counted"),
     "measured_iters": count("batches of the unsynchronised pass"),
-    **PRECISION,
+    **shared.PRECISION,
     "elapsed_sec": number("the unsynchronised pass, synchronised before and after"),
     "images_per_sec": number("images_processed / elapsed_sec"),
     "images_processed": count("images in elapsed_sec"),
     "workload_id": text("id in params/workloads.yaml"),
     "dataset": text("MedMNIST flag or imagefolder"),
-    **DATA_SOURCE,
+    **shared.DATA_SOURCE,
     "resolution": choice("native or resized", "native", "resized"),
     "channels_last": switch("switch"),
     "grad_accum_steps": count("switch"),
@@ -79,7 +76,7 @@ RUNS = {
     "deterministic": switch("switch"),
     "cudnn_benchmark": switch("switch"),
     "tf32": switch("TF32 allowed on the device"),
-    **THREADS,
+    **shared.THREADS,
     "seed": whole("random seed"),
     "cpu_percent": number("CPU time of this process and its workers, % of one core"),
     "peak_rss_mb": number("peak resident memory of the process"),
@@ -90,12 +87,12 @@ RUNS = {
     "step_low_ms": number("95 % bootstrap interval of the median, low end", empty=True),
     "step_high_ms": number("95 % bootstrap interval of the median, high end", empty=True),
     "step_n": whole("steps in that median"),
-    **VERDICT,
+    **shared.VERDICT,
     "reason": text("why it is not stable; empty when it is", empty=True),
-    **IDS,
+    **shared.IDS,
     "image_j": number("energy per image, unsynchronised, idle power included",
                       empty=True, default=nan),
-    **ENERGY,
+    **shared.ENERGY,
     "optimizer": choice("what changed the weights", "adam", "sgd", default="adam"),
     "lr": number("learning rate; empty: not recorded", empty=True, default=nan),
     "momentum": number("of sgd; empty: not recorded", empty=True, default=nan),
@@ -107,7 +104,7 @@ RUNS = {
 
 CELLS = {
     "label": text("environment/model/batch/precision"),
-    **ARCH, **BACKEND, **BATCH_SIZE, **PRECISION,
+    **shared.ARCH, **shared.BACKEND, **shared.BATCH_SIZE, **shared.PRECISION,
     "repeat": count("which of the cell's repeats"),
     "status": choice("outcome of the run", "ok", "failed"),
     "reason": text("why it failed or is not counted; empty otherwise", empty=True),
@@ -120,7 +117,7 @@ CELLS = {
 MATRIX = {
     "env": text("where it ran: the environment of the matrix"),
     "workload_id": text("what was trained on what"),
-    **ARCH, **BACKEND, **BATCH_SIZE, **PRECISION,
+    **shared.ARCH, **shared.BACKEND, **shared.BATCH_SIZE, **shared.PRECISION,
     "settings": text("source of the images, and switches that differ from their defaults"),
     "n": count("usable runs"),
     "images_per_sec": number("throughput, mean of the runs"),
@@ -129,7 +126,7 @@ MATRIX = {
     "low": number("the slowest run's"),
     "high": number("the fastest run's"),
     "cpu_percent": number("CPU time of the process and its workers, % of one core, median"),
-    **IDS,
+    **shared.IDS,
 }
 
 STEPS = {
@@ -137,12 +134,12 @@ STEPS = {
     "run_id": text("the profiled run"),
     "workload": text("its workload"),
     "arch": text("its model"),
-    **BATCH_SIZE,
+    **shared.BATCH_SIZE,
     "split": choice("what was left out of training", "workload", "arch"),
-    **LEARNER,
+    **shared.LEARNER,
     "measured_ms": number("median profiled training step"),
     "predicted_ms": number("predicted step"),
-    **INTERVAL,
+    **shared.INTERVAL,
     "loader_wait_ms": number("wait for the loader; empty: not predicted separately", empty=True),
     "h2d_ms": number("copy to the device; empty: not predicted separately", empty=True),
     "forward_ms": number("forward pass; empty: not predicted separately", empty=True),
