@@ -110,7 +110,7 @@ def read_fleet(path: Path) -> Fleet:
 
 
 def _read_times(path: Path, fleet: Fleet) -> pd.DataFrame:
-    seconds = number("seconds on this device type; empty: cannot run", _SHORTEST_S, empty=True)
+    seconds = number("seconds on this device type; empty: cannot run", least=_SHORTEST_S, empty=True)
     table = _read_by_type(path, fleet.types, seconds, {})
     return table[list(fleet.types)].fillna(np.inf)
 
