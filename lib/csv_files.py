@@ -76,7 +76,7 @@ def cells(path: Path):
 
 
 def frame(path: Path, torn: bool = False, **options):
-    """Return a CSV as a DataFrame; ``options`` go to ``pandas.read_csv``. InputError as of ``rows``."""
+    """Return a CSV as a DataFrame; ``options`` go to ``pandas.read_csv``. Raises InputError."""
     import pandas as pd
 
     content = text(path, torn)

@@ -61,5 +61,5 @@ def dictionary() -> str:
 
 
 def with_dictionary(page: str) -> str:
-    """Return a page (data/README.md) with all from its first table on replaced by the dictionary."""
+    """Return a page (data/README.md) that ends in the dictionary, from its first table on."""
     return page.partition("### `")[0] + dictionary()

@@ -9,22 +9,6 @@ from lib.tables.column import Column
 _LARGEST = 1e18  # of any number
 
 
-def schema(columns: Mapping[str, Column]):
-    """Return the pandera schema of a table with these columns, in this order."""
-    import pandera.pandas as pa
-
-    def checks(column: Column):
-        if column.of:
-            return pa.Check.isin(column.of)
-        if column.kind == "str":  # a line is a row: what a killed writer leaves is then told from it
-            return pa.Check(lambda texts: ~texts.str.contains(r"[\r\n]", na=False))
-        return None if column.least is None else pa.Check.ge(column.least)
-
-    return pa.DataFrameSchema({name: pa.Column(column.dtype, checks(column), nullable=column.empty,
-                                               description=column.meaning)
-                               for name, column in columns.items()}, strict=True, ordered=True)
-
-
 def check_names(names, columns: Mapping[str, Column], where: str, needed=None) -> None:
     """Raise InputError, with the nearest name, for missing and unknown columns.
 
@@ -45,32 +29,26 @@ def checked(frame, columns: Mapping[str, Column], where: str, key: str = "",
     Raises InputError in one line: ``where``, the column, the row (by its column ``key``, or by its
     number), what is there, and what would be right.
     """
-    import pandera.errors
+    import pandas as pd
 
     check_names(list(frame), columns, where)
-    rows = frame[list(columns)].reset_index(drop=True)
-
-    def refusal(name: str, row: int) -> InputError:
-        cell = repr(rows[name][row]) if rows[name].notna()[row] else "empty"
-        place = f"of {rows[key][row]!r}" if key and key != name else f"in row {row + 1}"
-        takes = columns[name].takes(most)
-        return InputError(f"{where}: {name} {place} is {cell}: it takes {takes}")
-
-    typed = {name: _converted(rows[name], column.kind, most) for name, column in columns.items()}
-    for name, values in typed.items():
-        wrong = values.isna() & (rows[name].notna() | (not columns[name].empty))
+    rows, typed = frame[list(columns)], {}
+    for name, column in columns.items():
+        cells, values = rows[name], _converted(rows[name], column.kind)
+        wrong = ~_fitting(values, column, most)
+        if column.empty:
+            wrong &= cells.notna().to_numpy()
         if wrong.any():
-            raise refusal(name, wrong.idxmax())
-    table = rows.assign(**typed).astype({name: column.dtype for name, column in columns.items()})
-    try:
-        return schema(columns).validate(table, lazy=True).set_axis(frame.index)
-    except pandera.errors.SchemaErrors as error:
-        first = error.failure_cases.iloc[0]
-        raise refusal(first["column"], int(first["index"])) from None
+            row = int(wrong.argmax())
+            cell = repr(cells.iloc[row]) if cells.notna().iloc[row] else "empty"
+            place = f"of {rows[key].iloc[row]!r}" if key and key != name else f"in row {row + 1}"
+            raise InputError(f"{where}: {name} {place} is {cell}: it takes {column.takes(most)}")
+        typed[name] = values.astype(column.dtype)
+    return pd.DataFrame(typed, index=frame.index)
 
 
-def _converted(values, kind: str, most: float):
-    """Return values as this type, NaN where that would change a value (1.5 to 1, 1 to True)."""
+def _converted(values, kind: str):
+    """Return values as texts, numbers, or truths; NaN for those of another kind."""
     import pandas as pd
 
     if kind == "str":
@@ -79,6 +57,21 @@ def _converted(values, kind: str, most: float):
         return values.astype("str").map({"True": True, "False": False})
     if values.dtype == "bool":
         return values.astype("object").where(False)
-    numbers = pd.to_numeric(values, errors="coerce")
-    fits = numbers.abs() <= most
-    return numbers.where(fits & (numbers % 1 == 0) if kind == "int64" else fits)
+    return pd.to_numeric(values, errors="coerce")
+
+
+def _fitting(values, column: Column, most: float):
+    """Return which values are there and allowed, as an array."""
+    import numpy as np
+
+    if column.of:
+        return values.isin(column.of).to_numpy()
+    if column.kind == "str":  # a line is a row: what a killed writer leaves is then told from it
+        return (values.notna() & ~values.str.contains(r"[\r\n]", na=False)).to_numpy()
+    if column.kind == "bool":
+        return values.notna().to_numpy()
+    numbers = values.to_numpy(dtype=float, na_value=np.nan)
+    fits = np.abs(numbers) <= most
+    if column.least is not None:
+        fits &= numbers >= column.least
+    return fits & (numbers % 1 == 0) if column.kind == "int64" else fits
