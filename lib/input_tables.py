@@ -1,4 +1,4 @@
-"""Tables that people write: blanks around cells, defaults of empty cells, ids in the first column."""
+"""Tables that people write: with blanks around cells, defaults, and ids in the first column."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -82,10 +82,10 @@ def test_a_step_is_interrupted_when_its_file_is_there_and_ended_when_it_takes_to
 
 def test_packages_that_are_missing_are_named_at_once_with_their_versions(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.metadata.distributions", lambda: [SimpleNamespace(metadata={"Name": "ruamel_yaml"})])
-    pandera, papermill = (re.search(rf"^{name}==\S+", (paths.ROOT / "requirements.txt").read_text(), re.MULTILINE)[0]
-                          for name in ("pandera", "papermill"))
-    with refused(f"lacks pandera, papermill; install: pip install {re.escape(pandera)} {re.escape(papermill)}$"):
-        command_list.require(["ruamel.yaml", "pandera", "papermill"])
+    seaborn, papermill = (re.search(rf"^{name}==\S+", (paths.ROOT / "requirements.txt").read_text(), re.MULTILINE)[0]
+                          for name in ("seaborn", "papermill"))
+    with refused(f"lacks seaborn, papermill; install: pip install {re.escape(seaborn)} {re.escape(papermill)}$"):
+        command_list.require(["ruamel.yaml", "seaborn", "papermill"])
     assert walk(tmp_path, {"part": step(python("1 / 0"), needs=("kornia",))}) == {"part": "left out: this Python lacks kornia"}
 
 
