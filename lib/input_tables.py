@@ -40,10 +40,9 @@ def _check_texts(texts, column: Column, path: Path, unique: bool) -> None:
     """Refuse texts that stand for an empty cell, that nobody can see, or that are there twice."""
     required = column.default is None
     for wrong, words in (
-            (required & (texts == ""), "is empty"),
             (required & texts.isin(_NO_IDS), "stands for an empty cell; give it another name"),
             (~texts.map(str.isprintable).astype(bool), "holds characters that are not printed"),
-            (unique & texts.duplicated(), "is there twice")):
+            (unique & (texts != "") & texts.duplicated(), "is there twice")):
         if wrong.any():
             row = wrong.idxmax()
             raise InputError(f"{path}: {texts.name} {texts[row]!r} in row {row + 1} {words}")

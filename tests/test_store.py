@@ -112,10 +112,10 @@ def test_line_breaks_in_a_text_become_spaces_so_that_a_line_is_a_row(tmp_path):
     (f"{HEADER.replace('median_us', 'median_su')}\n", r"unknown \[median_su\]; it takes: .*; did you mean median_us\?"),
     ("", "has no header"), (f"{HEADER}\ncpu,\udcff\n", "can't decode byte"),
     (f'{HEADER}\ncpu,"launch,1,1,3,how,h,s\n', "line 2: unexpected end of data"),
-    (f"{HEADER}\ncpu,launch,1_0,1,3,how,h,s\n", "median_us in row 1 is '1_0': it takes a number"),
+    (f"{HEADER}\ncpu,launch,1_0,1,3,how,h,s\n", "median_us in row 1 is '1_0': it takes a finite number"),
     (f"{HEADER}\ncpu,launch,1,1,1.5,how,h,s\n", "n in row 1 is .*1.5.*: it takes a whole number"),
     (HEADER + "\ncpu,launch,1,1,3,how,h,s" * 3 + '\ncpu,launch,"1,5",1,3,how,h,s\n',
-     "in row 4 is '1,5': it takes a number")])
+     "in row 4 is '1,5': it takes a finite number")])
 def test_a_csv_that_does_not_fit_its_table_is_refused(tmp_path, text, what):
     (tmp_path / "a.csv").write_text(text, errors="surrogateescape")
     with refused(what):
@@ -182,7 +182,7 @@ def people(tmp_path, text):
 
 
 @pytest.mark.parametrize("text, what", [
-    ("job_id,steps\na,1\n,1\n", "job_id '' in row 2 is empty"),
+    ("job_id,steps\na,1\n,1\n", "job_id in row 2 is empty: it takes a text"),
     ("job_id,steps\na,1\nN/A,1\n", "job_id 'N/A' in row 2 stands for an empty cell"),
     ("job_id,steps\ncaf\u00e9,1\ncafe\u0301,2\n", "'café' in row 2 is there twice"),
     ('job_id,workload_id\na,"W\x1b[31m1"\n', "workload_id .* in row 1 holds characters that are not printed"),

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 
 _TAKES = {"str": "a text in one line", "bool": "True or False", "int64": "a whole number",
-          "float64": "a number", "float32": "a number"}
+          "float64": "a finite number", "float32": "a finite number"}
 
 
 @dataclass(frozen=True)
