@@ -81,9 +81,10 @@ class Appender(Lines):
                          lambda: self._check_columns(table))
 
     def _check_columns(self, table: str) -> None:
-        if list(frame := _csv(self.path, table)) != columns(table):
-            raise InputError(f"{self.path} has other columns than the {table} table: [{choices(frame)}]")
+        frame = _csv(self.path, table)
         validate(frame, table, str(self.path))
+        if list(frame) != columns(table):
+            raise InputError(f"{self.path} has the columns of the {table} table in another order: {choices(frame)}")
 
     def append(self, values: Sequence[Any]) -> None:
         """Write one row; InputError on a full disk, ValueError on a row of the wrong width."""
