@@ -3,7 +3,7 @@
 The map of the library, the lowest room first. A room imports only from rooms before it; the order within a room stands in its
 ``__init__``. The ground: the files of lib/.
 
-    ground     names, errors, paths, files, locks, csv_files, columns, tables, input_tables, store, progress,
+    ground     names, errors, paths, files, locks, csv_files, tables, input_tables, store, progress,
                executed_notebooks, mlflow_store
     config     typed parameters of the notebooks, definitions in params/*.yaml
     work       what is run: workloads, datasets, models, training; copies of data

@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from lib import csv_files, files, locks, paths
-from lib.columns import DTYPES, migrated, older_versions
 from lib.errors import InputError, choices, refused
-from lib.tables import SCHEMA_VERSION, TABLES, columns, validate
+from lib.tables import SCHEMA_VERSION, TABLES, columns, validate, with_defaults
 
 Facts = dict[str, Any]  # a row of a table, or what its provenance says
 _NOTHING = {False: [""], True: ["", "nan"]}  # what stands for no value; ``nan`` where a number may be missing (older files)
@@ -79,7 +78,13 @@ class Appender(Lines):
     def __init__(self, path: Path, table: str, resume: bool = False, timeout_s: float = 0.0):
         self._width = len(columns(table))
         super().__init__(path, _csv_line(columns(table)), resume, timeout_s,
-                         lambda: validate(_csv(path, table), table, str(path)))
+                         lambda: self._check_columns(table))
+
+    def _check_columns(self, table: str) -> None:
+        frame = _csv(self.path, table)
+        validate(frame, table, str(self.path))
+        if list(frame) != columns(table):
+            raise InputError(f"{self.path} has the columns of the {table} table in another order: {choices(frame)}")
 
     def append(self, values: Sequence[Any]) -> None:
         """Write one row; InputError on a full disk, ValueError on a row of the wrong width."""
@@ -126,13 +131,13 @@ def read(path: Path, table: str):
     A file of an older version gets the columns that came since at their defaults. Raises InputError naming the file and what
     does not fit.
     """
-    frame = read_own(path, table) if path.suffix == ".parquet" else migrated(_csv(path, table), TABLES[table])
+    frame = read_own(path, table) if path.suffix == ".parquet" else with_defaults(_csv(path, table), table)
     return validate(frame, table, str(path))
 
 
 def _csv(path: Path, table: str):
-    texts = {c.name: str for c in TABLES[table] if c.kind == "text"}
-    empty = {c.name: _NOTHING[c.kind == "float" and c.empty] for c in TABLES[table]}
+    texts = {name: str for name, column in TABLES[table].items() if column.kind == "str"}
+    empty = {name: _NOTHING[column.kind == "float64" and column.empty] for name, column in TABLES[table].items()}
     return csv_files.frame(path, torn=True, dtype=texts, keep_default_na=False, na_values=empty)
 
 
@@ -141,17 +146,18 @@ def read_own(path: Path, table: str):
 
     Raises InputError for a file that has other columns.
     """
-    return migrated(read_parquet(path, columns(table), older=older_versions(TABLES[table])), TABLES[table])
+    later = [name for name, column in TABLES[table].items() if column.default is not None]
+    return with_defaults(read_parquet(path, columns(table), optional=later), table)
 
 
-def read_parquet(path: Path, names: Sequence[str], others: bool = False, older: Sequence[Sequence[str]] = ()):
+def read_parquet(path: Path, names: Sequence[str], others: bool = False, optional: Sequence[str] = ()):
     """Return the columns ``names`` of a Parquet file as a DataFrame: the one door for this format.
 
-    More columns are allowed, and left out, only with ``others``; ``older`` are the names in older versions, any of which will
-    do. Raises InputError for a file that is missing, damaged, too large, or has other columns.
+    More columns are allowed, and left out, only with ``others``; those that are ``optional`` may be missing. Raises InputError
+    for a file that is missing, damaged, too large, or has other columns.
     """
     with _parquet(path) as file:
-        names = next((version for version in older if sorted(version) == sorted(file.schema_arrow.names)), names)
+        names = [name for name in names if name not in optional or name in file.schema_arrow.names]
         _check_parquet(file, path, names, others)
         return file.read(list(names)).to_pandas()
 
@@ -194,7 +200,7 @@ def read_all(files: Iterable[Path], table: str):
 
     frames = [frame for frame in (read(path, table) for path in files) if len(frame)]
     if not frames:
-        return pd.DataFrame({c.name: pd.Series(dtype=DTYPES[c.kind]) for c in TABLES[table]})
+        return pd.DataFrame({name: pd.Series(dtype=column.dtype) for name, column in TABLES[table].items()})
     return pd.concat(frames, ignore_index=True)
 
 

@@ -92,7 +92,7 @@ step() {
     [ -z "$reason" ] || left+=("$name")
 }
 
-everywhere="torch torchvision numpy pandas pandera pyarrow scikit-learn scipy matplotlib seaborn lightgbm medmnist pydantic
+everywhere="torch torchvision numpy pandas pyarrow scikit-learn scipy matplotlib seaborn lightgbm medmnist pydantic
     ruamel.yaml filelock psutil fsspec nvidia-ml-py ipykernel ipywidgets papermill jupyter_client nbformat tqdm"
 # shellcheck disable=SC2086
 absent=$(missing $everywhere)

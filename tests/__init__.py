@@ -77,8 +77,8 @@ def row(table, **values):
 
     from lib import tables
 
-    least = {c.name: values.get(c.name, (c.of or ("x",))[0] if c.kind == "text" else False if c.kind == "bool" else 1.0)
-             for c in tables.TABLES[table]}
+    least = {name: values.get(name, (c.of or ("x",))[0] if c.kind == "str" else False if c.kind == "bool" else 1.0)
+             for name, c in tables.TABLES[table].items()}
     return pd.DataFrame([least])
 
 

@@ -52,8 +52,8 @@ def prepare(folder, text, workers=None, out="out"):
     *((f"job_id,workload_id,steps,{name}\na,W1,1,1\n", f"unknown.*{name}")
       for name in ("colour", "user", "weight", "memory_high_mb", "most_devices")),
     ("job_id,workload_id,steps\nNA,W1,5\n", "empty cell"),
-    ("job_id,workload_id,steps\na,W1,1.5\n", "steps of 'a' is '1.5': it is a whole number"),
-    ("job_id,workload_id,steps,memory_mb\na,W1,5,inf\n", "memory_mb of 'a' is 'inf': it is a finite number, 0 or more"),
+    ("job_id,workload_id,steps\na,W1,1.5\n", "steps of 'a' is '1.5': it takes a whole number"),
+    ("job_id,workload_id,steps,memory_mb\na,W1,5,inf\n", "memory_mb of 'a' is 'inf': it takes a finite number of 0 or more"),
     ("job_id,workload_id,steps,arrival_s\na,W1,5,-1\n", "arrival_s of 'a' is '-1'"),
     (f"job_id,notebook,devices\na,{SWEEP},2\n", "a notebook runs on one"),
     ("job_id,workload_id,steps,parameters\na,W1,5,{}\n", "job 'a' has parameters; only a notebook takes them"),

@@ -71,4 +71,4 @@ def test_an_answer_of_the_command_line_does_not_load_it():
     assert "t4" in done.stdout
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert {"torch._dynamo.config", "torchvision", "timm"} <= loaded
-    assert not loaded & {"torch._dynamo.eval_frame", "hypothesis", "pandera", "sklearn", "scipy.stats"}
+    assert not loaded & {"torch._dynamo.eval_frame", "hypothesis", "sklearn", "scipy.stats"}

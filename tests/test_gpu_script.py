@@ -113,8 +113,8 @@ def test_a_step_without_its_packages_is_left_out(call):
     status, lines, _ = call(LACKING="kornia timm")
     assert status == 1 and "finetune: left out: this Python lacks kornia" in lines
     assert lines[-1].startswith("not done: finetune networks networks_energy")
-    status, lines, commands = call(LACKING="pandera papermill")
-    assert status == 2 and commands == [] and re.search("lacks pandera papermill; install", lines[0])
+    status, lines, commands = call(LACKING="pyarrow papermill")
+    assert status == 2 and commands == [] and re.search("lacks pyarrow papermill; install", lines[0])
     assert call(BUDGET_MIN="soon")[:2] == (2, ["error: BUDGET_MIN=soon is no whole number of minutes"])
 
 

@@ -115,22 +115,22 @@ WRONG = {
         ("job_id,cpu,gpu\na,1,inf\n", "finite"), ("job_id,cpu,gpu\na,,\n", "no device"), ("", "readable"),
         ("job_id,cpu\na,1\n", "missing"), ("job_id,cpu,gpu\na,x,1\n", "x"),
         ("job_id,cpu,gpu\na,00:10:00,1\n", "cpu of 'a' is '00:10:00'"), ("job_id|cpu|gpu\na|1|1\n", "separated by bars"),
-        ("job_id,cpu,gpu\na,0,1\n", "finite number, 1e-09 or more"), ("job_id,cpu,gpu\na,1e308,1\n", "at most 1e")],
+        ("job_id,cpu,gpu\na,0,1\n", "finite number of 1e-09 or more"), ("job_id,cpu,gpu\na,1e308,1\n", "at most 1e")],
     "devices": [
         ("device,type,count\nhost,cpu,0\ncard,gpu,0\n", "no device"), ("device,kind\na,cpu\n", "missing"),
         ("device,type,count\nhost,cpu,1.5\n", "whole"), ("device,type,count\na,cpu,1e9\n", "count is at most"),
         ("device,type,count,memory_mb\na,cpu,1,5\nb,cpu,1,6\n", "differ"),
         ("device,type,count\nc,cpu,2\nc[0],cpu,1\nd,gpu,1\n", r"two devices would be called 'c\[0\]'"),
-        ("device,type,count\na,,1\n", "no type"), ("device,type,count\na,job_id,1\n", "column of ids"),
+        ("device,type,count\na,,1\n", "type of 'a' is empty"), ("device,type,count\na,job_id,1\n", "column of ids"),
         ("device,type,idle_w,busy_w\nc,cpu,200,5\n", "'c' draws 200 W when idle and 5 W at work; idle_w is at most busy_w"),
         *((f"device,type,{name}\na,cpu,-1\n", f"{name} of 'a' is '-1'") for name in PER_TYPE)],
     "actual": [("job_id,cpu,gpu\na,1,1\nc,1,1\n", "lacks jobs of .*: b")],
-    "jobs": [("job_id\na\na\nb\n", "'a' is there twice"), ("job_id\na\nd\n", "do not name the same jobs: b, c, d"),
+    "jobs": [("job_id\na\na\nb\n", "'a' in row 2 is there twice"), ("job_id\na\nd\n", "do not name the same jobs: b, c, d"),
              ("job_id,arrival_s\na,1e300\n", "at most 1e"),
              ("job_id,deadline_s\na,nan\n", "deadline_s of 'a' is 'nan'")],
     "energy": [("job_id,cpu,gpu\na,1,1\nb,1,1\n", "energy.csv lacks jobs of .*: c"),
                ("job_id,cpu\na,1\n", r"missing columns \[gpu\]"), ("job_id,cpu,gpu\na,-1,1\n", "cpu of 'a' is '-1'"),
-               ("job_id,cpu,gpu,source\na,1,1,guessed\n", "source of 'a' is 'guessed': it is one of measured")]}
+               ("job_id,cpu,gpu,source\na,1,1,guessed\n", "source of 'a' is 'guessed': it takes one of measured")]}
 
 
 @pytest.mark.parametrize("name, text, words", [(name, *case) for name, cases in WRONG.items() for case in cases])

@@ -1,7 +1,7 @@
 """A scheduling problem read from CSV files: times, devices, and perhaps jobs, energy and so on."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +12,8 @@ from lib import input_tables
 from lib.errors import InputError, choices
 from lib.schedule.energy import SOURCES
 from lib.schedule.problem import PER_JOB, PER_TYPE, Fleet, JobEnergy, Jobs, Problem, device_names
-from lib.tables import TABLES, Column
+from lib.tables import TABLES
+from lib.tables.column import Column, choice, number
 
 _MOST_DEVICES = 1_000_000
 _SHORTEST_S = 1e-9
@@ -57,18 +58,16 @@ def _read_energy(path: Path, types: Sequence[str], ids: list[str], times: Path) 
     if "source" in types:
         raise InputError(f"{path}: source is the column that says how energy is known; no device "
                          "type can have that name")
-    source = Column("source", "text", "how the joules are known", of=SOURCES, default=SOURCES[0])
-    table = _read_by_type(path, types, "joules on this device type; empty: not known", 0, source)
-    table["source"] = table["source"].replace("", SOURCES[0])
-    for name, word in table["source"][~table["source"].isin(SOURCES)].items():
-        raise InputError(f"{path}: source of {name!r} is {word!r}: it is one of {choices(SOURCES)}")
+    source = choice("how the joules are known", *SOURCES, default=SOURCES[0])
+    joules = number("joules on this device type; empty: not known", empty=True)
+    table = _read_by_type(path, types, joules, {"source": source})
     rows = _in_order(table, ids, path, times)
     return JobEnergy(rows[list(types)].to_numpy(float), tuple(rows["source"]))
 
 
 def read_jobs(path: Path) -> pd.DataFrame:
     """Read ``jobs.csv`` (table ``jobs``); InputError names the wrong row."""
-    return input_tables.read(path, TABLES["jobs"])
+    return input_tables.read(path, TABLES["jobs"]).fillna({"deadline_s": np.inf})
 
 
 def jobs_of(table: pd.DataFrame) -> Jobs:
@@ -111,14 +110,15 @@ def read_fleet(path: Path) -> Fleet:
 
 
 def _read_times(path: Path, fleet: Fleet) -> pd.DataFrame:
-    meaning = "seconds on this device type; empty: cannot run"
-    table = _read_by_type(path, fleet.types, meaning, _SHORTEST_S)
+    seconds = number("seconds on this device type; empty: cannot run", least=_SHORTEST_S, empty=True)
+    table = _read_by_type(path, fleet.types, seconds, {})
     return table[list(fleet.types)].fillna(np.inf)
 
 
-def _read_by_type(path: Path, types: Sequence[str], meaning: str, least: float,
-                  *more: Column) -> pd.DataFrame:
+def _read_by_type(path: Path, types: Sequence[str], column: Column,
+                  more: Mapping[str, Column]) -> pd.DataFrame:
     """Return by job a number per device type, NaN where a cell is empty, and ``more`` columns."""
-    numbers = tuple(Column(name, "float", meaning, least, empty=True) for name in types)
-    table = input_tables.read(path, (TABLES["jobs"][0], *numbers, *more), others=True)
-    return table.set_index("job_id")
+    if "job_id" in types:
+        raise InputError(f"{path}: 'job_id' is the column of ids; no device type can have that name")
+    columns = {"job_id": TABLES["jobs"]["job_id"], **dict.fromkeys(types, column), **more}
+    return input_tables.read(path, columns, others=True).set_index("job_id")

@@ -130,7 +130,7 @@ def _device_table(folder: Path, device: str, identity: store.Facts) -> pd.DataFr
     frame.loc[broken, ["latency_ms", "latency_iqr_ms", "low_ms", "high_ms", "other_cores", "n"]] = np.nan
     values = pd.DataFrame(list(map(json.loads, frame["parameters"])), index=frame.index)
     seconds = frame["latency_ms"] / 1e3
-    return frame.join(values.reindex(columns=[column.name for column in PARAMETERS])).assign(
+    return frame.join(values.reindex(columns=list(PARAMETERS))).assign(
         reason=frame["config"].map(failed).fillna(frame["reason"]).where(broken, frame["why"]),
         n=frame["n"].fillna(0).astype(int),
         verdict=frame["verdict"].where(~broken, UNUSABLE), device=device, gflops=frame["flops"] / seconds / 1e9,

@@ -17,7 +17,7 @@ from lib.work.graph import families, spaces
 from lib.work.graph.spaces import Config
 
 _AXES = ("kernel", "stride", "padding", "dilation")  # short: of all axes
-_TEXTS = {column.name for column in PARAMETERS if column.kind == "text"}
+_TEXTS = {name for name, column in PARAMETERS.items() if column.kind == "str"}
 _TIMED = {"kernel": "kernels alone", "end_to_end": "end to end, launch included"}
 _LARGEST_DIGITS = 9
 

@@ -56,8 +56,7 @@ def read(path: Path, usual: Query | None = None, devices: Iterable[str] = ()) ->
     Empty cells and missing columns are filled from ``usual`` and from each of ``devices``. Raises InputError for a file that is
     no such table; a wrong row becomes a Question with its error.
     """
-    header, *rows = csv_files.rows(csv_files.text(path), path, skipinitialspace=True)
-    return _questions(pd.DataFrame(rows, columns=header, dtype=str), str(path), usual or Query(""), devices)
+    return _questions(csv_files.cells(path), str(path), usual or Query(""), devices)
 
 
 def from_table(table: pd.DataFrame) -> list[Question]:

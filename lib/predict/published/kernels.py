@@ -49,7 +49,7 @@ def sweep(op: str, values: Mapping, flops: np.ndarray, moved: np.ndarray, latenc
     good = (latency_ms > _LEAST_MS) & (latency_ms < _MOST_MS)
     latency_ms[~good] = np.nan
     table = pd.DataFrame({
-        **{column.name: "" for column in PARAMETERS if column.kind == "text"}, **values,
+        **{name: "" for name, column in PARAMETERS.items() if column.kind == "str"}, **values,
         "op": op, "dtype": by.dtype, "pass": "forward", "device": "cuda:0", "cache": "warm",
         "latency_ms": latency_ms, "low_ms": latency_ms, "high_ms": latency_ms,
         "latency_type": by.latency_type, "n": np.where(good, 1, 0), "flops": flops, "bytes": moved,

@@ -166,7 +166,7 @@ def neusight(path: Path) -> pd.DataFrame:
     """Read ``<operator>/<GPU>.csv`` of NeuSight as operators, see ``kernels.neusight``."""
     op = next(part for part in reversed(path.resolve().parts[:-1]) if part in kernels.NEUSIGHT)
     table = kernels.neusight_table(path, op, path.stem)
-    shown = table[[column.name for column in PARAMETERS if column.name in table]].astype(object)
+    shown = table[[name for name in PARAMETERS if name in table]].astype(object)
     texts = []
     for family, row in zip(table["op"], shown.to_dict("records"), strict=True):
         given = [f"{name}={value}" for name, value in row.items()

@@ -16,7 +16,7 @@ from lib.work.graph.family import Family, Params
 from lib.work.graph.ops import Op, Ops
 
 PASSES = ("forward", "backward")
-_LEAST = {column.name: column.least for column in PARAMETERS}  # None: a text
+_LEAST = {name: column.least for name, column in PARAMETERS.items()}  # None: a text
 _MOST = {**dict.fromkeys(_LEAST, 10**9), **dict.fromkeys(("depth", "height", "width"), 65_536), "pieces": 1024,
          **{name: 1024 for name in _LEAST if name.startswith(("kernel_", "stride_", "padding_", "dilation_"))}}
 _LOSSES = """nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward mse_loss mse_loss_backward

@@ -24,7 +24,7 @@ _BLOCK = 128  # points of one Latin hypercube
 _TRIES = 4000  # points drawn in vain before a space counts as empty
 _MOST_ORDERED = 300_000
 _DEPTH = 3  # axes, one referring to the next
-_TEXTS = {column.name for column in PARAMETERS if column.kind == "text"}
+_TEXTS = {name for name, column in PARAMETERS.items() if column.kind == "str"}
 
 
 Whole = whole(0, 10**9)
