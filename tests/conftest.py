@@ -158,7 +158,7 @@ def xrays(home):
 @contextmanager
 def busy_neighbours(count):
     """Keep ``count`` processes busy that are no children of this one, as a stranger's would be."""
-    loop = "import time\nend = time.time() + 120\nwhile time.time() < end: pass"
+    loop = "import time\nend = time.time() + 300\nwhile time.time() < end: pass"
     starter = (f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {loop!r}], "
                "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid)")
     words = [sys.executable, "-c", starter]

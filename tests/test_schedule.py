@@ -159,6 +159,12 @@ def test_an_answer_says_which_deadlines_are_missed(due, words, late_s, tmp_path)
     assert ("deadlines" in answers.text(answer)) == bool(words)
 
 
+def test_joules_and_prices_are_not_pursued_with_jobs_on_several_devices(tmp_path):
+    paths_of = files(tmp_path, devices="device,type,count\nc,cpu,2\ng,gpu,2\n", jobs="job_id,devices\na,2\nb,1\nc,1\n")
+    with refused("the objective energy is not pursued where jobs need several devices at once"):
+        answers.schedule(problem_files.read(**paths_of), objective="energy")
+
+
 def test_a_rounded_sum_is_not_late(tmp_path):
     paths_of = files(tmp_path, times="job_id,cpu\na,0.1\nb,0.2\n", devices="device,type,count\ncpu,cpu,1\n",
                      jobs="job_id,deadline_s\na,0.3\nb,0.3\n")

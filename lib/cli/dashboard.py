@@ -97,8 +97,9 @@ def _mlflow(port: int) -> Iterator[None]:
         return
     _listening(LOOPBACK, port, "--mlflow-port").close()
     folder = files.folder(paths.DATA / "mlflow")
-    environment = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true", "PYTHONPATH": str(paths.ROOT),
-                                "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # five idle processes
+    environment = os.environ | {
+        "PYTHONPATH": str(paths.ROOT),
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # its idle processes would take memory from runs
     for secret in ("DASHBOARD_TOKEN", "DASHBOARD_DB_URL"):
         environment.pop(secret, None)
     with (folder / "server.log").open("w") as log:

@@ -18,7 +18,6 @@ from lib.schedule.risk import Risk
 from lib.schedule.simulate import Outcome, simulate
 from lib.tables import columns
 
-PROVEN = 1e-5  # relative: a makespan so near to its lower bound is the least
 SHOWN_DEVICES, SHOWN_JOBS = 16, 5
 
 
@@ -98,7 +97,7 @@ def text(answer: Answer) -> str:
     figures = answer.figures
     above = figures["makespan_s"] / figures["lower_bound_s"] - 1
     best = f"at most {above:.1%} above the best (none is below {figures['lower_bound_s']:,.6g} s)"
-    if above < PROVEN:
+    if above < bounds.PROVEN:
         best = "proven best"
     lines = [f"{answer.policy}, for {answer.objective}: {figures['jobs']} jobs on "
              f"{figures['devices']} devices, decided in {figures['decide_s'] * 1e3:,.1f} ms",

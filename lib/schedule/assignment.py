@@ -5,7 +5,6 @@ import numpy as np
 from lib.schedule import bounds
 
 ROUNDS, _ROUNDS_TIMES_JOBS = 100, 12_000  # most rounds of a search
-_PROVEN = 1e-5  # relative distance from the lower bound at which a search ends
 _GAIN = 1e-9  # relative gain that a move or a swap must have
 _DISTURBED = 4  # pairs of jobs that change places before the next round
 
@@ -75,7 +74,7 @@ class Exchanges:
         draw, best = np.random.default_rng(0), self.improved(device_of)
         best_s = self.value_s(best)
         for _ in range(rounds):
-            if best_s <= least_s * (1 + _PROVEN):
+            if best_s <= least_s * (1 + bounds.PROVEN):
                 break
             changed = best.copy()
             for pair in draw.integers(len(best), size=(_DISTURBED, 2)):

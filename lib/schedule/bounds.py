@@ -7,6 +7,7 @@ import numpy as np
 from lib.errors import InputError
 from lib.schedule.problem import Problem
 
+PROVEN = 1e-5  # relative: a makespan so near to its lower bound is the least
 _TOLERANCE = 1e-7  # of the solver
 _STARTS = 8  # arrivals from which the work that is left is bounded
 

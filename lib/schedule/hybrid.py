@@ -51,7 +51,8 @@ def hybrid(state: State, predict: Predict, objective: str = "makespan") -> list[
     price where jobs need several devices.
     """
     if objective in ("energy", "price") and (state.jobs.gang > 1).any():
-        raise InputError(f"the objective {objective} is not pursued where jobs need several devices at once")
+        raise InputError(f"the objective {objective} is not pursued where jobs need several "
+                         "devices at once")
     memory = state.memory.setdefault("hybrid", Memory())
     estimate = estimates.estimate(state, predict)
     memory.late |= not estimate.exact

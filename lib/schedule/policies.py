@@ -30,9 +30,10 @@ def policy_for(name: str, objective: str = "makespan") -> Policy:
 
 
 def by_priority(state: State, predict: Predict, policy: Policy, priority: np.ndarray) -> list[Action]:
-    """Let ``policy`` place the jobs of the highest priority first, then those of the next, by ``priority`` (jobs).
+    """Let ``policy`` place the jobs of the highest priority first, then those of the next.
 
-    No job starts on a device type while a job of higher priority waits that can run there.
+    ``priority`` is a number per job. No job starts on a device type while a job of higher priority
+    waits that can run there.
     """
     actions: list[Action] = []
     free, free_cores = state.free, state.free_cores
