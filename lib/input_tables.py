@@ -8,7 +8,6 @@ from lib.errors import InputError
 from lib.tables.check import check_names, checked
 from lib.tables.column import Column
 
-_NO_IDS = ("NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None")  # empty cells
 _MOST = 1e12  # of any number: sums of larger times lose small ones
 
 
@@ -27,22 +26,12 @@ def read(path: Path, columns: Mapping[str, Column], others: bool = False):
     if not len(cells):
         raise InputError(f"{path} has no row")
     cells = cells.reindex(columns=list(columns), fill_value="")
-    cells = cells.apply(lambda texts: texts.str.strip().str.normalize("NFC"))
-    for name, column in columns.items():
-        if column.kind == "str":
-            _check_texts(cells[name], column, path, unique=name == cells.columns[0])
+    cells = cells.apply(lambda texts: texts.str.strip())
+    key = cells.columns[0]
+    doubled = cells[key][cells[key].duplicated() & (cells[key] != "")]
+    if len(doubled):
+        raise InputError(f"{path}: {key} {doubled.iloc[0]!r} in row {doubled.index[0] + 1} is "
+                         "there twice")
     defaults = pd.Series({name: column.default for name, column in columns.items()}, dtype=object)
     filled = cells.astype(object).where(cells != "", defaults.fillna(float("nan")), axis=1)
-    return checked(filled, columns, str(path), cells.columns[0], _MOST)
-
-
-def _check_texts(texts, column: Column, path: Path, unique: bool) -> None:
-    """Refuse texts that stand for an empty cell, that nobody can see, or that are there twice."""
-    required = column.default is None
-    for wrong, words in (
-            (required & texts.isin(_NO_IDS), "stands for an empty cell; give it another name"),
-            (~texts.map(str.isprintable).astype(bool), "holds characters that are not printed"),
-            (unique & (texts != "") & texts.duplicated(), "is there twice")):
-        if wrong.any():
-            row = wrong.idxmax()
-            raise InputError(f"{path}: {texts.name} {texts[row]!r} in row {row + 1} {words}")
+    return checked(filled, columns, str(path), key, _MOST)

@@ -8,9 +8,8 @@ from typing import Any
 
 from lib import paths
 from lib.cli.options import a_path, add_verb, flag, new_file, note, number, option, whole
-from lib.errors import InputError, choices, printable
+from lib.errors import InputError, choices
 from lib.names import known
-from lib.progress import doing
 
 _BUDGET_S = 120.0  # of calibrate
 _PATIENCE_S = 2.0  # for a quiet machine, before its ceilings are measured
@@ -65,9 +64,8 @@ def _advise(options: argparse.Namespace) -> bool:
     if not options.model or options.out:
         raise InputError("advise takes a network, or --questions FILE.csv and --out" if not options.model else
                          "--out is of --questions; an answer about one network is printed")
-    with doing("loading torch"):
-        from lib.measure import load, speed_history
-        from lib.predict.advice import advise, advise_text, suggestions
+    from lib.measure import load, speed_history
+    from lib.predict.advice import advise, advise_text, suggestions
 
     if options.code:
         from lib.predict.advice import snippets
@@ -77,8 +75,7 @@ def _advise(options: argparse.Namespace) -> bool:
     in_full = not options.json and (options.explain or options.verify)
 
     def ask() -> advise.Advice:
-        with doing(f"capturing {printable(options.model)} and predicting"):
-            return advise.advise(_query(options), options.device, crossovers=in_full)
+        return advise.advise(_query(options), options.device, crossovers=in_full)
 
     watch = load.LoadWatch()
     advice = _with_ceilings(options, ask)

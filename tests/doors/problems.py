@@ -10,7 +10,7 @@ from tests.doors import Door, csv_texts, pass_through, pick
 
 SECONDS = st.floats(0.001, 1e6).map("{:.6g}".format)
 JOULES = st.just("") | st.floats(0, 1e9).map("{:.6g}".format)
-NO_ID = ["", "NA", "nan", "null", "None", " "]
+NO_ID = ["", " "]
 NO_TIME = ["0", "-1", "nan", "inf", "x", "1e999", "1,5"]
 NO_NUMBER = {"times": NO_TIME, "actual": NO_TIME, "energy": ["-1", "nan", "inf", "x"], "devices": ["-1", "1.5", "x", "1e9"],
              "jobs": ["-1", "x", "inf", "nan"]}
