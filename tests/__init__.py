@@ -82,6 +82,15 @@ def row(table, **values):
     return pd.DataFrame([least])
 
 
+def with_value(tree, path, value):
+    """Return a copy of a tree of mappings and lists with another value at a path."""
+    if not path:
+        return value
+    tree = tree.copy()
+    tree[path[0]] = with_value(tree[path[0]] if len(path) > 1 else None, path[1:], value)
+    return tree
+
+
 def python(*words, status=0, cwd=paths.ROOT, **environment):
     """Run Python in a process of its own, which ends with a status (None: any); return what ``subprocess.run`` does."""
     ran = subprocess.run([sys.executable, *map(str, words)], cwd=cwd, env={**os.environ, **environment}, check=False,

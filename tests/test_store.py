@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lib import files, input_tables, locks, paths, store, tables
-from lib.errors import InputError
 from lib.tables.check import checked
 from lib.tables.column import number
 from tests import refused, row
@@ -192,13 +191,6 @@ def test_damaged_parquet_and_parquet_of_other_columns_is_refused(tmp_path, frame
     (tmp_path / "torn.parquet").write_bytes(store.encoded(frame, ".parquet")[:-9])
     with refused("torn.parquet is not readable Parquet"):
         store.read(tmp_path / "torn.parquet", "overheads")
-
-
-def test_an_error_is_one_printable_line_of_readable_length():
-    assert str(InputError("a\nb\r\u2028c\x1b[2J")) == "a b  c\\x1b[2J"
-    error = str(InputError("file" + "x" * 100_000 + " here; there are: a, b"))
-    assert error.startswith("filexxx") and error.endswith("here; there are: a, b")
-    assert len(error) < 2100
 
 
 OLDER = {"runs": "*/runs/*.csv", "networks": "*/networks/networks.parquet", "sweep": "*/sweeps/*/sweep.parquet"}

@@ -97,6 +97,7 @@ def test_what_tests_do_not_run_uses_what_there_is():
 # Where one format or another is parsed. Files come in through the first group, whose readers check them; the second reads what
 # this project's own processes hand one another, and cells of tables that were checked when they were read.
 DOORS = {"lib.csv_files": "pd.read_csv pd.read_excel", "lib.config.base": "YAML",
+         "lib.config.notebooks": "json.loads ast.literal_eval",
          "lib.store": "json.loads pd.read_parquet pq.read_schema",
          "lib.work.medmnist_files": "np.load", "lib.work.weights": "torch.load",
          "lib.predict.model_file": "json.loads"}
