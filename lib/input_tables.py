@@ -8,6 +8,7 @@ from lib.errors import InputError
 from lib.tables.check import check_names, checked
 from lib.tables.column import Column
 
+_NO_IDS = ("NA", "N/A", "#N/A", "NaN", "nan", "null", "NULL", "None")  # for an empty cell
 _MOST = 1e12  # of any number: sums of larger times lose small ones
 
 
@@ -28,10 +29,11 @@ def read(path: Path, columns: Mapping[str, Column], others: bool = False):
     cells = cells.reindex(columns=list(columns), fill_value="")
     cells = cells.apply(lambda texts: texts.str.strip())
     key = cells.columns[0]
-    doubled = cells[key][cells[key].duplicated() & (cells[key] != "")]
-    if len(doubled):
-        raise InputError(f"{path}: {key} {doubled.iloc[0]!r} in row {doubled.index[0] + 1} is "
-                         "there twice")
+    for wrong, words in ((cells[key].isin(_NO_IDS), "stands for an empty cell"),
+                         (cells[key].duplicated() & (cells[key] != ""), "is there twice")):
+        if wrong.any():
+            row = wrong.idxmax()
+            raise InputError(f"{path}: {key} {cells[key][row]!r} in row {row + 1} {words}")
     defaults = pd.Series({name: column.default for name, column in columns.items()}, dtype=object)
     filled = cells.astype(object).where(cells != "", defaults.fillna(float("nan")), axis=1)
     return checked(filled, columns, str(path), key, _MOST)

@@ -22,15 +22,16 @@ from lib.names import known
 KEYS_MIME = "application/vnd.lib.keys+json"  # type of the output with a notebook's key numbers
 _DEVICE = r"(auto|cpu|mps|cuda(:\d{1,3})?)"
 _LONGEST, _LARGEST = 1000, 2**32 - 1  # characters of a text, and any number
+NOTEBOOKS: dict[str, type[Strict]] = {}  # of all notebooks, in their order
 _TYPES = {"str": str, "int": int, "float": float, "bool": bool}
 
 
 def _spelled(value: Any) -> Any:
     """Spell devices as here (GPU is cuda) and remove blanks around commas."""
     usual = ("all", "auto", "cpu", "mps", "cuda")
-    if not isinstance(value, str):
-        return value  # refused later
-    return ",".join(known(name.strip(), usual) for name in value.split(","))
+    if isinstance(value, str):
+        return ",".join(known(name.strip(), usual) for name in value.split(","))
+    return value  # refused later
 
 
 def _names(pattern: str) -> Any:
@@ -114,13 +115,14 @@ def declared(notebook: str) -> dict[str, tuple[type, Any]]:
 
 def _model(class_name: str, notebook: str, base: type[Strict] = NotebookParams, /,
            **limits: Any) -> Any:
-    """Return the model of a notebook's parameters with their limits."""
+    """Make the model of a notebook's parameters with their limits, and enter it in NOTEBOOKS."""
     parameters = declared(notebook)
     if missing := sorted(limits.keys() - parameters.keys()):
         raise InputError(f"notebooks/{notebook}.ipynb lacks the parameters {choices(missing)}")
     fields = {name: (limits.get(name, _LIMITS.get(name, kind)), default)
               for name, (kind, default) in parameters.items()}
-    return create_model(class_name, __base__=base, __module__=__name__, **fields)
+    NOTEBOOKS[notebook] = create_model(class_name, __base__=base, __module__=__name__, **fields)
+    return NOTEBOOKS[notebook]
 
 
 SummaryParams = _model("SummaryParams", "00_summary")
@@ -144,15 +146,10 @@ RooflineParams = _model("RooflineParams", "05_roofline", batch_size=whole(1),
 CostModelParams = _model("CostModelParams", "06_cost_model", model=text("."))
 SchedulerParams = _model(
     "SchedulerParams", "07_scheduler_eval", scenarios=Names, workloads=Names,
-    count=whole(10, 20_000), seeds=whole(1, 100), few=whole(1, 100), arriving=whole(100, 100_000), real=whole(2, 1000),
-    job_s=number(0.5))
+    count=whole(10, 20_000), seeds=whole(1, 100), few=whole(1, 100),
+    arriving=whole(100, 100_000), real=whole(2, 1000), job_s=number(0.5))
 LayerPowerParams = _model("LayerPowerParams", "08_layer_power", network=Folder, device_name=Folder)
 FinetuneParams = _model("FinetuneParams", "09_finetune", config=Folder, run=RunFolder)
-NOTEBOOKS: dict[str, type[Strict]] = {
-    "00_summary": SummaryParams, "01_machine": MachineParams, "02_profile": ProfileParams,
-    "03_sweep": SweepParams, "04_complexity": ComplexityParams, "05_roofline": RooflineParams,
-    "06_cost_model": CostModelParams, "07_scheduler_eval": SchedulerParams,
-    "08_layer_power": LayerPowerParams, "09_finetune": FinetuneParams}
 
 
 def notebook_model(name: str) -> type[Strict]:
