@@ -174,7 +174,7 @@ def test_what_can_be_answered_is(name, mode, zoo):
 
 @pytest.mark.parametrize("shape, words", [
     ("5x224x224", "model 'resnet18' takes 2D inputs of 3 channels, not 5x224x224; give 3x224x224"),
-    ("3x8", "not 3x8; give 3x8x224"), ("512:int64", "not 512:int64; give 3x224x224"),
+    ("3x8", "not 3x8; give 3x224x224"), ("512:int64", "not 512:int64; give 3x224x224"),
     *[(shape, f"input shape {shape!r} is none; give channels and sizes such as 3x224x224") for shape in (
         "3x0x224", "3x", "3x８x8", "3x99999999999x8")]])
 def test_an_input_that_a_network_cannot_take_is_refused(shape, words):
@@ -183,7 +183,7 @@ def test_an_input_that_a_network_cannot_take_is_refused(shape, words):
 
 
 def test_a_workloads_first_layer_is_fitted_to_its_dataset_still():
-    with refused("model 'cnn3d' takes 3D inputs of 2 channels, not 2x16x16; give 2x16x16x28"):
+    with refused("model 'cnn3d' takes 3D inputs of 2 channels, not 2x16x16; give 2x28x28x28"):
         networks.network("cnn3d", 1, "2x16x16")
     assert models.build("resnet18", 1, 10).conv1.in_channels == 1
     assert networks.network("simple_cnn", 1, "5x28x28").build().features[0].in_channels == 5

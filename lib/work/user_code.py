@@ -27,9 +27,7 @@ _HINTS = {
     "NestedTensor": "nested tensors are not captured: pad the sequences",
     "self.shape_env must not be": "nested tensors are not captured: pad the sequences",
     "Calling train() is not supported": "give the class that was exported",
-    "Calling eval() is not supported": "give the class that was exported",
-    "invalid data type 'str'": "a dictionary as input is a YAML file that maps an argument to its "
-                               "entries"}
+    "Calling eval() is not supported": "give the class that was exported"}
 alone = threading.RLock()  # one thread at a time: stdout and what capture replaces are shared
 
 
