@@ -14,7 +14,7 @@ from lib.predict.advice import advise
 from lib.predict.advice.query import Query
 from lib.predict.analytic import complexity, cross_check
 from lib.predict.networks import work
-from lib.work import models, networks, user_code
+from lib.work import models, networks
 from lib.work.graph import capture
 from tests import refused
 
@@ -158,11 +158,6 @@ def test_a_network_too_large_for_memory_is_counted_and_not_run(zoo):
 def test_every_question_about_a_network_takes_the_same_door(call, zoo):
     with refused(r"model 'zoo:Exits' does not run .* it ends the program"):
         call("zoo:Exits")
-
-
-def test_ctrl_c_stays_what_it_is(zoo):
-    with pytest.raises(KeyboardInterrupt), user_code.running("it"):
-        raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("name, mode", [("zoo:made", "infer"), ("zoo:GivesNested", "train"), ("zoo:Random", "infer"),

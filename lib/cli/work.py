@@ -22,7 +22,7 @@ def _medmnist(options: argparse.Namespace) -> bool:
                 path = medmnist_files.fetch(name, size)
             else:
                 path = medmnist_files.located(name, size)
-                medmnist_files.check(path, name, size)
+                medmnist_files.check_md5(path, name, size)
             print(f"{path}: {choices(medmnist_files.facts(name).samples)} samples, official")
         except InputError as error:
             failed = True

@@ -119,7 +119,7 @@ def open_splits(workload: Workload, data_source: str, resolution: str, augment: 
     path, source, note = _medmnist_source(workload.dataset, native, data_source)
     if native != workload.size:
         note += f" Resized from {native} to {workload.size} while loading."
-    return Opened(medmnist_files.load(path, workload.dataset, native, transforms), source, note)
+    return Opened(medmnist_files.load_splits(path, workload.dataset, native, transforms), source, note)
 
 
 def _medmnist_source(dataset: str, native: int, data_source: str) -> tuple[Path, str, str]:
@@ -128,11 +128,11 @@ def _medmnist_source(dataset: str, native: int, data_source: str) -> tuple[Path,
     if data_source == "medmnist" and not path.is_file():
         path = medmnist_files.fetch(dataset, native)
     if data_source == "synthetic" or not path.is_file():
-        return synthetic.write(dataset, native), "synthetic", (
+        return synthetic.write_stand_in(dataset, native), "synthetic", (
             f"SYNTHETIC images: {path.name} is not in {paths.MEDMNIST.name}/, so stand-ins of the "
             "same shapes and classes are used. Times are real, losses and accuracies say nothing "
             f"about medicine. Real ones: python -m lib data fetch {dataset} --size {native}")
-    medmnist_files.check(path, dataset, native)
+    medmnist_files.check_md5(path, dataset, native)
     return path, "medmnist", f"Real MedMNIST images: {path.name}."
 
 

@@ -74,7 +74,7 @@ def located(dataset: str, size: int) -> Path:
     return next((path for path in places if path.is_file()), places[0])
 
 
-def check(path: Path, dataset: str, size: int) -> None:
+def check_md5(path: Path, dataset: str, size: int) -> None:
     """Check a file's MD5; InputError where the file is missing or is not the published one."""
     from torchvision.datasets.utils import check_integrity
 
@@ -101,7 +101,7 @@ def fetch(dataset: str, size: int) -> Path:
     url, _ = published(dataset, size)
     path = located(dataset, size)
     if path.exists():
-        check(path, dataset, size)
+        check_md5(path, dataset, size)
         return path
     files.folder(path.parent)
     try:
@@ -115,8 +115,8 @@ def fetch(dataset: str, size: int) -> Path:
     return path
 
 
-def load(path: Path, dataset: str, size: int,
-         transforms: Mapping[str, Callable]) -> dict[str, Any]:
+def load_splits(path: Path, dataset: str, size: int,
+                transforms: Mapping[str, Callable]) -> dict[str, Any]:
     """Load train, val and test of a checked or synthetic file, as datasets of the package."""
     kind = _dataset_class(dataset)
     return {split: kind(split, root=str(path.parent), size=size, transform=transforms[split])

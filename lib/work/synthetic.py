@@ -13,7 +13,7 @@ PERIOD = 64  # sizes stay equal modulo this, so batches of up to 64 = 2^k have t
 MOST_MB = 64  # of the images of a split
 
 
-def write(dataset: str, size: int) -> Path:
+def write_stand_in(dataset: str, size: int) -> Path:
     """Write the synthetic file of a dataset, once; return its path."""
     path = paths.SYNTHETIC / file_name(dataset, size)
     if not path.is_file():
