@@ -129,7 +129,8 @@ def published(home, made_once, monkeypatch):
 @pytest.mark.parametrize("source", ["auto", "medmnist"])
 def test_a_published_file_is_read(published, source):
     read = opened(source=source)
-    assert read.data_source == "medmnist" and read.note == f"Real MedMNIST images: {published.name}."
+    assert read.data_source == "medmnist"
+    assert read.note == f"Real MedMNIST images: {published.name}."
     assert output_of("data", "check", "organmnist3d", "--size", "28").startswith(f"{published}: ")
 
 

@@ -20,7 +20,7 @@ class BinaryCrossEntropy(nn.Module):
 
 
 class Focal(nn.Module):
-    """Focal loss (Lin et al. 2017), gamma 2: of the softmax for classes, of each sigmoid for labels."""
+    """Focal loss (Lin et al. 2017), gamma 2: of the softmax, or of each label's sigmoid."""
 
     def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the mean over samples, or over labels."""
@@ -41,7 +41,7 @@ MULTI_LABEL = ("bce", "focal")  # losses that take several labels a sample
 
 
 def build(name: str, multi_label: bool) -> nn.Module:
-    """Make a loss; InputError for a wrong name, and for a loss that does not take several labels."""
+    """Make a loss; InputError for a wrong name, and for a loss that takes no several labels."""
     fitting = MULTI_LABEL if multi_label else tuple(LOSSES)
     if name not in fitting:
         what = "takes one class an image, but these may have several"

@@ -1,4 +1,4 @@
-"""MedMNIST, folders of images and synthetic stand-ins, as datasets of (image tensor, label array)."""
+"""MedMNIST, folders of images and stand-ins, as datasets of (image tensor, label array)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -119,7 +119,8 @@ def open_splits(workload: Workload, data_source: str, resolution: str, augment: 
     path, source, note = _medmnist_source(workload.dataset, native, data_source)
     if native != workload.size:
         note += f" Resized from {native} to {workload.size} while loading."
-    return Opened(medmnist_files.load_splits(path, workload.dataset, native, transforms), source, note)
+    splits = medmnist_files.load_splits(path, workload.dataset, native, transforms)
+    return Opened(splits, source, note)
 
 
 def _medmnist_source(dataset: str, native: int, data_source: str) -> tuple[Path, str, str]:
@@ -137,7 +138,7 @@ def _medmnist_source(dataset: str, native: int, data_source: str) -> tuple[Path,
 
 
 def length(dataset) -> int:
-    """Return the number of samples in a file; MedMNIST's own ``len`` insists on the published one."""
+    """Return the number of samples; MedMNIST's own ``len`` insists on the published number."""
     return len(dataset.imgs)
 
 

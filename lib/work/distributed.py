@@ -66,10 +66,10 @@ def states(folder: Path) -> list[Path]:
 
 
 def save_state(accelerator: Any, folder: Path, name: str, progress: dict[str, Any]) -> None:
-    """Write the state ``state-<name>`` in one step, and remove older states; all processes call this.
+    """Write the state ``state-<name>`` in one step, and remove older states.
 
-    A state is what accelerate saves, and ``progress`` as JSON. InputError on a full disk: the older
-    state stays.
+    All processes call this. A state is what accelerate saves, and ``progress`` as JSON. Raises
+    InputError on a full disk: the older state stays.
     """
     from lib.work import weights
 

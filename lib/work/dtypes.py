@@ -10,7 +10,7 @@ AUTOCAST = ("bf16", "fp16")  # what automatic mixed precision may compute in
 
 
 def torch_name(name: str) -> str:
-    """Return torch's name of an element type: float32 for fp32, and for tf32, which multiplies it."""
+    """Return torch's name of an element type: float32 for fp32, and for tf32."""
     return entry({**NAMES, "tf32": "float32"}, name, "element type")
 
 

@@ -43,7 +43,7 @@ def facts(dataset: str) -> Facts:
 
 
 def published(dataset: str, size: int) -> tuple[str, str]:
-    """Return URL and MD5 of a published file; InputError lists the datasets, or a dataset's sizes."""
+    """Return URL and MD5 of a published file; InputError lists the datasets, or the sizes."""
     stated, key = entry(info(), dataset, "MedMNIST dataset"), "" if size == 28 else f"_{size}"
     if f"url{key}" not in stated:
         sizes = [28, *(name.removeprefix("url_") for name in stated if name.startswith("url_"))]

@@ -13,11 +13,12 @@ CHANNELS = 3  # of torchvision's classifiers, unless their first layer is fitted
 
 
 def simple_cnn(channels: int, classes: int) -> nn.Module:
-    """Return three 3x3 convolutions (32, 64, 128 channels), ReLU and max-pooling, two linear layers.
+    """Return three 3x3 convolutions (32, 64, 128 channels) with max-pooling, two linear layers.
 
     Input (N, channels, H, W) with H, W >= 8; output (N, classes) logits.
     """
-    return _CNN([channels, 32, 64, 128], classes, nn.Conv2d, None, nn.MaxPool2d, nn.AdaptiveAvgPool2d)
+    return _CNN([channels, 32, 64, 128], classes, nn.Conv2d, None, nn.MaxPool2d,
+                nn.AdaptiveAvgPool2d)
 
 
 def cnn3d(channels: int, classes: int) -> nn.Module:
@@ -63,7 +64,7 @@ def names() -> tuple[str, ...]:
 
 
 def build(name: str, channels: int, classes: int, spatial: int = 2, size: int = 224) -> nn.Module:
-    """Build a model with random weights for inputs of ``channels`` and ``spatial`` sides of ``size``.
+    """Build a model with random weights, for inputs with ``spatial`` sides of ``size``.
 
     Raises InputError for an unknown name, and for a 2D model on 3D data or the reverse.
     """
@@ -85,7 +86,8 @@ def build(name: str, channels: int, classes: int, spatial: int = 2, size: int = 
     try:
         model = models.get_model(name, weights=None, num_classes=classes, **options)
     except (AssertionError, ValueError, RuntimeError) as error:
-        raise InputError(f"model {name!r} cannot be built for inputs of size {size}: {error}") from None
+        raise InputError(f"model {name!r} cannot be built for inputs of size {size}: "
+                         f"{error}") from None
     if channels != CHANNELS:
         place, first = next((place, layer) for place, layer in model.named_modules()
                             if isinstance(layer, nn.Conv2d))

@@ -32,7 +32,7 @@ class Network:
         """Return the inputs of a batch, one at least."""
         return self.inputs or (Input(self.shape),)
 
-    def made(self, device: torch.device | str) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    def made(self, device: torch.device | str) -> tuple[list, dict[str, torch.Tensor]]:
         """Make a batch of random values: the positional and the named arguments of a model."""
         values = [item.made(torch.device(device)) for item in self.batch]
         return inputs.arguments(values, self.batch)
@@ -81,7 +81,7 @@ def _sample(name: str, input_shape: str, given: tuple[Input, ...]) -> tuple[Inpu
     if name not in models.names():
         import timm
 
-        listed = [*models.names(), *(f"{timm_models.PREFIX}:{name}" for name in timm.list_models())]
+        listed = [*models.names(), *(f"timm:{other}" for other in timm.list_models())]
         raise InputError(f"no model {name!r}; there are: {choices(definitions.workloads())}, "
                          f"{choices(models.OWN)}, torchvision's classifiers (resnet50, vgg16, ...), "
                          "timm:NAME, hf:PATH of a config.json, and your own as module:Class"

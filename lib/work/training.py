@@ -19,7 +19,7 @@ PRECISIONS = ("fp32", *dtypes.AUTOCAST)
 
 @dataclass(slots=True)
 class Batch:
-    """A finished batch; ``lr`` is None in evaluation, ``stepped``: an optimizer step ended with it."""
+    """A finished batch; ``lr``: None in evaluation; ``stepped``: it ended an optimizer step."""
 
     index: int
     inputs: torch.Tensor
@@ -31,7 +31,7 @@ class Batch:
 
 
 class Observer:
-    """What may watch a pass: ``start``, a ``mark`` after each phase, ``end``. This one does nothing."""
+    """What may watch a pass: ``start``, a ``mark`` after each phase, ``end``."""
 
     def start(self) -> None:
         """Notice that the next batch is about to be loaded."""
@@ -200,7 +200,7 @@ class Trainer:
         return self.network.no_sync() if self.network is not self.model else nullcontext()
 
     def _step(self, scale: float) -> None:
-        """Step optimizer and schedule, with gradients times ``scale``; neither if fp16 overflowed."""
+        """Step optimizer and schedule with scaled gradients; neither if fp16 overflowed."""
         if scale != 1:
             for parameter in self.model.parameters():
                 if parameter.grad is not None:

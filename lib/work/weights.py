@@ -28,7 +28,7 @@ def save(content: Any, path: Path) -> Path:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn what torch raises where a file cannot be written into an InputError that names ``path``."""
+    """Turn torch's errors of a file that cannot be written into an InputError."""
     with files.writing(path):
         try:
             yield

@@ -1,4 +1,4 @@
-"""A workload made ready to run: its definition, the facts of its dataset, its model and its loss."""
+"""A workload made ready to run: definition, facts of its dataset, model and loss."""
 
 from dataclasses import dataclass
 
@@ -36,7 +36,7 @@ class Task:
         return nn.BCEWithLogitsLoss() if self.multi_label else nn.CrossEntropyLoss()
 
     def targets(self, labels: torch.Tensor) -> torch.Tensor:
-        """Shape labels (N, L) for the loss: (N, L) floats, or (N,) class indices, also for N = 1."""
+        """Shape labels (N, L) for the loss: (N, L) floats, or (N,) classes, also for N = 1."""
         return labels.float() if self.multi_label else labels.reshape(len(labels)).long()
 
     def scores(self, logits: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ from lib.work.building.inputs import FLOAT, Input
 
 PREFIX = "hf"
 _CONFIG, _HUB_NAME = "config.json", r"\w[\w.-]*(/[\w.-]+)?"
-_TOKENS, _SAMPLES, _IMAGE = 128, 16_000, 224  # of a usual sample: tokens, one second of sound, pixels
+_TOKENS, _SAMPLES, _IMAGE = 128, 16_000, 224  # usual tokens, samples of sound, pixels
 _IMAGES_AS_TOKENS = ("image_token_id", "image_token_index", "image_token")  # pictures among words
 _TOKEN_INPUTS = ("input_ids", "decoder_input_ids")
 _INPUTS = (*_TOKEN_INPUTS, "pixel_values", "input_values", "input_features")
@@ -27,7 +27,7 @@ _UNSTATED = ""  # element type
 
 
 def network(place: str, input_shape: str = "") -> tuple[user_code.Builder, tuple[Input, ...]]:
-    """Return what builds the network of a folder with a config.json (or of that file), and its inputs.
+    """Return what builds the network of a config.json, or of its folder, and its inputs.
 
     The class is the first of the config's ``architectures``, or else what AutoModel takes.
     ``input_shape`` of one input is that of the main one: for a network of words a sequence length,

@@ -1,4 +1,4 @@
-"""The inputs of a network: shape, element type and, where there are several, the argument's name."""
+"""The inputs of a network: shape, element type and, of several, the argument's name."""
 
 import re
 from collections.abc import Sequence
@@ -44,8 +44,8 @@ class Input:
 
     @property
     def is_picture(self) -> bool:
-        """Return whether it has, with its batch, four dimensions of floats, which have layouts."""
-        return self.is_float and len(self.shape) == 4  # noqa: PLR2004 - samples, channels, height, width
+        """Return whether it is a batch of (channels, height, width) floats, which have layouts."""
+        return self.is_float and len(self.shape) == 4  # noqa: PLR2004
 
     def batch(self, size: int) -> "Input":
         """Return a batch of ``size`` samples."""

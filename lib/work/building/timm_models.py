@@ -1,4 +1,4 @@
-"""Networks of timm by name, without their published weights, for the input size that timm states."""
+"""Networks of timm by name, without weights, for the input size that timm states."""
 
 from typing import Any
 
