@@ -22,12 +22,7 @@ from lib.errors import InputError, is_out_of_memory, one_line
 Builder = Callable[[], nn.Module]
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _NOT_USERS = (f"{paths.ROOT / 'lib'}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}")
-_HINTS = {
-    "nested_tensor": "nested tensors are not captured: pad the sequences",
-    "NestedTensor": "nested tensors are not captured: pad the sequences",
-    "self.shape_env must not be": "nested tensors are not captured: pad the sequences",
-    "Calling train() is not supported": "give the class that was exported",
-    "Calling eval() is not supported": "give the class that was exported"}
+_NESTED = ("nested_tensor", "NestedTensor", "self.shape_env must not be")
 alone = threading.RLock()  # one thread at a time: stdout and what capture replaces are shared
 
 
@@ -69,9 +64,8 @@ def _reason(error: BaseException) -> str:
         hint = "; it takes more memory than this machine has"
     elif isinstance(error, ModuleNotFoundError):
         hint = "; modules are looked for in this folder and among the installed ones"
-    for sign, advice in _HINTS.items():
-        if sign in text:
-            hint = f"; {advice}"
+    elif any(sign in text for sign in _NESTED):
+        hint = "; nested tensors are not captured: pad the sequences"
     return f"{text.removeprefix('RuntimeError: ')}{place}{hint}"
 
 

@@ -3,12 +3,9 @@
 import copy
 import inspect
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from torch import nn
 
@@ -56,7 +53,7 @@ def network(place: str, input_shape: str = "") -> tuple[user_code.Builder, tuple
                        for item in sample)
 
     def build() -> nn.Module:
-        with _offline(f"{name} cannot be built"):
+        with user_code.running(f"{name} cannot be built"):
             adapted = copy.deepcopy(config)
             adapted.use_cache = adapted.use_pretrained_backbone = False
             adapted.layerdrop, adapted.apply_spec_augment = 0.0, False  # both drop at random
@@ -67,22 +64,6 @@ def network(place: str, input_shape: str = "") -> tuple[user_code.Builder, tuple
 def family(place: str) -> str:
     """Return the model type of a config."""
     return str(_config(place).model_type)
-
-
-@contextmanager
-def _offline(what: str) -> Iterator[None]:
-    """Run transformers without the network and without its advice; what it raises is one line."""
-    import huggingface_hub.constants
-    from transformers.utils import logging
-
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        with user_code.running(what), \
-                mock.patch.object(huggingface_hub.constants, "HF_HUB_OFFLINE", True):
-            yield
-    finally:
-        logging.set_verbosity(before)
 
 
 def _config(place: str) -> Any:
@@ -96,24 +77,25 @@ def _config(place: str) -> Any:
                       f"https://huggingface.co/{place}/resolve/main/{_CONFIG}")
         raise InputError(f"model '{PREFIX}:{place}': {path} is missing; name a folder that holds a "
                          f"{_CONFIG}, or that file: nothing is looked up in the network{advice}")
-    with _offline(f"model '{PREFIX}:{place}' cannot be read"):
+    with user_code.running(f"model '{PREFIX}:{place}' cannot be read"):
         from transformers import AutoConfig
+        from transformers.utils import logging
 
+        logging.set_verbosity_error()
         return AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
 
 
 def _class(name: str, config: Any) -> type[nn.Module]:
     """Return the class of a config's network; InputError where transformers has none."""
-    with _offline(f"{name} has no class"):
+    with user_code.running(f"{name} has no class"):
         import transformers
 
-        found = [getattr(transformers, item, None) for item in config.architectures or ()]
+        stated = [getattr(transformers, item, None) for item in config.architectures or ()]
         usual = transformers.MODEL_MAPPING.get(type(config), None)
-        found += usual if isinstance(usual, list | tuple) else [usual]
-    for kind in found:
-        if inspect.isclass(kind) and issubclass(kind, transformers.PreTrainedModel):
-            return kind
-    raise InputError(f"{name}: transformers has no network of the type {config.model_type!r}")
+    kind = next(filter(None, stated), usual[0] if isinstance(usual, tuple) else usual)
+    if kind is None:
+        raise InputError(f"{name}: transformers has no network of type {config.model_type!r}")
+    return kind
 
 
 def _usual_shape(config: Any, name: str, is_main: bool) -> tuple[int, ...]:

@@ -59,11 +59,9 @@ def _stated(name: str) -> dict[str, Any]:
     if not timm.is_model(name):
         raise InputError(f"timm has no network {name!r}"
                          + did_you_mean(architecture, timm.list_models()))
-    try:
-        stated = timm.get_pretrained_cfg(name)
-    except RuntimeError:
-        models = timm.list_models(f"{architecture}.*", include_tags=True)
-        tags = [model.partition(".")[2] for model in models]
+    tagged = timm.list_models(f"{architecture}.*", include_tags=True)
+    if tag and name not in tagged:
         raise InputError(f"timm has no {tag!r} of {architecture!r}; there are: "
-                         f"{choices(tags) or 'none'}") from None
+                         f"{choices(tagged) or 'none'}")
+    stated = timm.get_pretrained_cfg(name)
     return stated.to_dict() if stated else {}
