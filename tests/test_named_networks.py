@@ -28,10 +28,8 @@ SIDES = {f"{side}_{name}": size for side in ("encoder", "decoder")
 CONFIGS = {  # by type, and the inputs of one sample
     "bert": ({"architectures": ["BertForMaskedLM"], **SMALL}, {"input_ids": (128,)}),
     "gpt2": ({"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 100, "n_positions": 64}, {"input_ids": (64,)}),
-    "llama": ({"architectures": ["LlamaForCausalLM"], **SMALL, "num_key_value_heads": 2}, {"input_ids": (128,)}),
     "t5": ({"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 100},
            {"input_ids": (128,), "decoder_input_ids": (128,)}),
-    "vit": ({**SMALL, **SEEN}, {"pixel_values": (3, 32, 32)}),
     "clip": ({"text_config": {**SMALL, "max_position_embeddings": 24, "eos_token_id": 99},
               "vision_config": {**SMALL, **SEEN}, "projection_dim": 16}, {"input_ids": (24,), "pixel_values": (3, 32, 32)}),
     "wav2vec2": ({**SMALL, "conv_dim": [16] * 7, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4},
