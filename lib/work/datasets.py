@@ -1,6 +1,5 @@
 """MedMNIST, folders of images and stand-ins, as datasets of (image tensor, label array)."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,22 +25,19 @@ class Opened:
 def facts(workload: Workload) -> Facts:
     """Return the facts of a workload's dataset; InputError lists the datasets for a wrong name."""
     if workload.dataset == "imagefolder":
-        found = _pictures(workload, {})
-        sizes = tuple(len(found.get(split, ())) for split in SPLITS)
-        return Facts(3, len(found["train"].classes), 2, False, sizes)
+        with beginning(workload.id):
+            return Facts(3, len(pictures.classes(_folder(workload))), 2, False)
     if workload.dataset not in (table := medmnist_files.info()):
         raise InputError(f"{workload.id}: no dataset {workload.dataset!r}; there are: imagefolder, "
                          f"{choices(table)}")
     return medmnist_files.facts(workload.dataset)
 
 
-def _pictures(workload: Workload, transforms: dict[str, Callable]) -> dict[str, pictures.Pictures]:
-    """Return the splits of a workload's folder of pictures."""
+def _folder(workload: Workload) -> Path:
+    """Return a workload's folder of pictures."""
     if not workload.folder:
-        raise InputError(f"{workload.id}: imagefolder needs 'folder:', a folder with train/ and "
-                         "val/, perhaps test/")
-    with beginning(workload.id):
-        return pictures.splits(paths.ROOT / Path(workload.folder).expanduser(), transforms)
+        raise InputError("imagefolder needs 'folder:', a folder with train/, val/, perhaps test/")
+    return paths.ROOT / Path(workload.folder).expanduser()
 
 
 class _Prepare:
@@ -113,8 +109,9 @@ def open_splits(workload: Workload, data_source: str, resolution: str, augment: 
     transforms = dict.fromkeys(SPLITS, _Prepare(spatial, workload.size))
     transforms["train"] = _Prepare(spatial, workload.size, augment, random_crop)
     if is_folder:
-        return Opened(_pictures(workload, transforms), "imagefolder",
-                      f"Images from {workload.folder}.")
+        with beginning(workload.id):
+            splits = pictures.splits(_folder(workload), transforms)
+        return Opened(splits, "imagefolder", f"Images from {workload.folder}.")
     native = medmnist_files.native_size(workload.dataset, workload.size, resolution)
     path, source, note = _medmnist_source(workload.dataset, native, data_source)
     if native != workload.size:

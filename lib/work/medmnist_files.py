@@ -25,13 +25,13 @@ def info() -> dict[str, dict]:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a dataset decides: channels, classes (or labels), 2 or 3 dimensions, and its samples."""
+    """What a dataset decides: channels, classes, dimensions (2 or 3), samples of its splits."""
 
     channels: int
     classes: int
     spatial: int
     multi_label: bool
-    samples: tuple[int, ...]
+    samples: tuple[int, ...] = ()
 
 
 def facts(dataset: str) -> Facts:
