@@ -12,7 +12,6 @@ from torch.utils.checkpoint import checkpoint
 
 from lib.work import user_code
 from lib.work.building import eager, inputs, values
-from lib.work.building.inputs import Input
 from lib.work.graph import capture, counts
 from lib.work.graph.recorder import Recorder
 from lib.work.networks import Network
@@ -251,13 +250,6 @@ class Deformed(nn.Module):
         return self.conv(x, self.offset(x))
 
 
-class Entries(Pair):
-    """A dictionary as input."""
-
-    def forward(self, batch):
-        return self.a(batch["x"]) + batch["y"]
-
-
 # forward FLOPs of products of a batch of 2 (of 3 sequences, of 1 graph), and those of the backward pass of a training step
 KNOWN = [(Masked, "10x32", 706_560, None), (PartlyInference, "16", 2_048, 1_024), (ReturnsNone, "16", 2_048, 3_072),
          (Stays, "16", 2_048, 3_072), (Packed, "3 7x4", 5_280, None), (Lengths, "3 7x4", 10_080, None),
@@ -396,34 +388,6 @@ def test_random_numbers_of_other_threads_are_their_own():
         with values.seeded() as drawn:
             assert draw() == 0
         assert drawn and draw() > 0
-
-
-def test_a_dictionary_as_input_is_a_mapping_in_the_file(tmp_path):
-    (tmp_path / "input.yaml").write_text("batch: {x: 16, y: '16'}\n")
-    net = network(Entries, str(tmp_path / "input.yaml"))
-    assert net.batch == (Input((2, 16), name="batch.x"), Input((2, 16), name="batch.y"))
-    assert products(capture.of_network(net).ops) == [1_024, 0]
-    assert real_pass(net.build(), "infer", **net.made("cpu")[1]).shape == (2, 16)
-    with refused("a dictionary as input is a YAML file that maps an argument to its entries"):
-        capture.of_network(network(Entries, "16"))
-
-
-@pytest.mark.parametrize("text, words", [
-    ("x: 16\nbatch: {}\n", "input.yaml: batch has no entries; it maps those of a dictionary to shapes"),
-    ("batch: {1: 16}\n", "batch: expected a mapping of names to values, but the name 1 is no text; put it in quotes"),
-    ("batch: {null: 16}\n", "batch: .*but the name None is no text"),
-    ("batch: {x: 16, x: 8}\n", "input.yaml line 1 is not readable YAML"),
-    ("batch: {x: 16}\nbatch.x: 8\n", "input.yaml: 'batch.x' is no name of an argument")])
-def test_entries_of_a_dictionary_that_are_none_are_refused(tmp_path, text, words):
-    (tmp_path / "input.yaml").write_text(text)
-    with refused(words):
-        inputs.parse(str(tmp_path / "input.yaml"))
-
-
-def test_names_of_entries_are_any_texts(tmp_path):
-    (tmp_path / "input.yaml").write_text("batch: {a.b: 1, '': 2}\n")
-    named = inputs.arguments([1, 2], inputs.parse(str(tmp_path / "input.yaml")))
-    assert named == ([], {"batch": {"a.b": 1, "": 2}})
 
 
 class Nested(Pair):

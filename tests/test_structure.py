@@ -99,7 +99,7 @@ def test_what_tests_do_not_run_uses_what_there_is():
 DOORS = {"lib.csv_files": "pd.read_csv pd.read_excel", "lib.config.base": "YAML",
          "lib.config.notebooks": "json.loads ast.literal_eval",
          "lib.store": "json.loads pd.read_parquet pq.read_schema",
-         "lib.work.medmnist_files": "np.load", "lib.work.weights": "torch.load",
+         "lib.work.weights": "torch.load",
          "lib.predict.model_file": "json.loads"}
 OWN = dict.fromkeys(("lib.schedule.run.processes",
                      "lib.measure.networks.heap_replay", "lib.measure.networks.end_to_end", "lib.measure.networks.visits_file",
