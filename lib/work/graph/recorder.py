@@ -1,14 +1,14 @@
 """Records every operator that torch dispatches below autograd, with its storages and the module that called for it."""
 
+import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lib.work.graph import counts
@@ -17,7 +17,6 @@ from lib.work.graph.ops import Op, TensorSpec
 _NOT_WORK = ("prim.", "profiler.", "prims.")
 _READS = "aten._local_scalar_dense.default"  # a number read by the host: no work of an operator
 _NAMED = (torch.dtype, torch.device, torch.layout, torch.memory_format)
-_expired = torch.UntypedStorage._expired
 
 
 @cache
@@ -50,9 +49,11 @@ class Recorder(TorchDispatchMode):
         self.module: list[str] = [""]
         self.phase = "forward"
         self._by_node: dict[int, str] = {}
-        self._storages: dict[int, tuple[int, str, StorageWeakRef]] = {}
+        self._storages: dict[int, tuple[int, str, weakref.ref]] = {}  # those that are there, by address
+        self._entered = 0
         self.bytes: Counter[str] = Counter()  # of the storages of each kind
-        self._alive: dict[int, int] = {}  # the address of each storage that operators made, by its number
+        self._alive: set[int] = set()  # the storages that operators made
+        self._died: list[int] = []  # of them, since the last operator
         self.made: list[dict[int, int]] = []
         self.freed: list[tuple[int, ...]] = []
 
@@ -60,22 +61,28 @@ class Recorder(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # a wrapper around each call, for compiled code alone
 
-    def enter(self, tensor: torch.Tensor, kind: str) -> tuple[int, str, StorageWeakRef]:
-        """Return number, kind and reference of a tensor's storage; a new one is entered as of ``kind``."""
+    def enter(self, tensor: torch.Tensor, kind: str) -> tuple[int, str]:
+        """Return number and kind of a tensor's storage; a new one is entered as of ``kind``."""
         if tensor.layout != torch.strided:
             raise RuntimeError("sparse tensors are not captured: use dense ones")
         storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key not in self._storages:
-            # the weak reference keeps the address from being used again
-            self._storages[key] = (len(self._storages), kind, StorageWeakRef(storage))
+        address = storage._cdata
+        if address not in self._storages:
+            self._storages[address] = self._entered, kind, weakref.ref(storage, partial(self._leave, address))
+            self._entered += 1
             self.bytes[kind] += storage.nbytes()
-        return self._storages[key]
+        return self._storages[address][:2]
+
+    def _leave(self, address: int, _: weakref.ref) -> None:
+        number, *_ = self._storages.pop(address)
+        if number in self._alive:
+            self._alive.remove(number)
+            self._died.append(number)
 
     def _frozen(self, value: Any) -> Any:
         """Make an argument hashable: a tensor becomes its spec, a dtype, device, layout or memory format its name."""
         if isinstance(value, torch.Tensor):
-            number, kind, _ = self.enter(value, "activation")
+            number, kind = self.enter(value, "activation")
             return TensorSpec(tuple(value.shape), value.stride(), str(value.dtype).removeprefix("torch."), number, kind)
         if isinstance(value, list | tuple):
             return tuple(self._frozen(item) for item in value)
@@ -86,14 +93,12 @@ class Recorder(TorchDispatchMode):
     def sweep(self) -> None:
         """Write down which storages died since the last operator: as in the real run, Python's references decide."""
         if len(self.freed) < len(self.ops):
-            dead = tuple([number for number, address in self._alive.items() if _expired(address)])
-            for number in dead:
-                del self._alive[number]
-            self.freed.append(dead)
+            self.freed.append(tuple(sorted(self._died)))
+            self._died.clear()
 
     def leaves_tensors(self) -> bool:
         """Return whether tensors that operators made are still there, somewhere: asked when nobody here refers to them."""
-        return not all(map(_expired, self._alive.values()))
+        return bool(self._alive)
 
     def _where(self) -> tuple[str, str]:
         """Return module and phase; a backward operator belongs to the module that made its autograd node."""
@@ -121,7 +126,7 @@ class Recorder(TorchDispatchMode):
         specs = self._frozen(given)
         named_specs = tuple(sorted((key, self._frozen(value)) for key, value in named.items()))
         out = func(*args, **kwargs)
-        before, results = len(self._storages), list(_tensors([out]))
+        before, results = self._entered, list(_tensors([out]))
         if results or any(True for _ in _tensors([*args, *kwargs.values()])):
             self.ops.append(Op(name, specs, named_specs, self._frozen(results), module, phase))
             self._note_made(results, before)
@@ -130,10 +135,11 @@ class Recorder(TorchDispatchMode):
     def _note_made(self, results: list[torch.Tensor], before: int) -> None:
         """Note the storages that are new among an operator's results; sizes are those of the whole storage."""
         made = {}
-        for storage in (result.untyped_storage() for result in results):
-            number, _, reference = self._storages[storage._cdata]
+        for result in results:
+            number, _ = self.enter(result, "activation")
             if number >= before:
-                made[number], self._alive[number] = storage.nbytes(), reference.cdata
+                made[number] = result.untyped_storage().nbytes()
+        self._alive.update(made)
         self.made.append(made)
 
 
