@@ -6,6 +6,7 @@ dtypes and numbers again gives the same kind of result, at a tenth of the time.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -14,7 +15,6 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 
 _CPU = torch.device("cpu")
-_DEVICE_OF = torch.ops.prim.device.default
 _NOT_CACHED = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
 _VALUES = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
@@ -43,8 +43,6 @@ class CachingFakeMode(FakeTensorMode):
         return self
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is _DEVICE_OF:
-            return args[0].device
         kwargs = kwargs or {}
         key = self._key(func, args, kwargs)
         if key is None or key not in self._results:
@@ -55,15 +53,13 @@ class CachingFakeMode(FakeTensorMode):
             self._results[key] = (type(out), results)
         kind, results = self._results[key]
         made = [self._made(result, args) for result in results]
-        return made[0] if kind is FakeTensor else kind(made)
+        return made[0] if kind is FakeTensor else made if kind is list else tuple(made)
 
     def _key(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple | None:
         """Return what the result of a call follows from; None where that is more than shapes, dtypes and numbers."""
         parts: list[Any] = [func, torch.get_default_dtype(), *kwargs]
-        is_known = isinstance(func, OpOverload) and func.namespace in ("aten", "prims") and \
-            _NOT_CACHED.isdisjoint(func.tags)
         takes_tensors = any(type(arg) is FakeTensor or isinstance(arg, list | tuple) for arg in args)
-        if is_known and takes_tensors and self._add(parts, args) and self._add(parts, kwargs.values()):
+        if _is_known(func) and takes_tensors and self._add(parts, args) and self._add(parts, kwargs.values()):
             return tuple(parts)
         return None
 
@@ -100,6 +96,12 @@ class CachingFakeMode(FakeTensorMode):
         return FakeTensor(self, tensor, _CPU)
 
 
+@cache
+def _is_known(func: Any) -> bool:
+    """Return whether an operator is one of torch's own, whose results have shapes that follow from those it is given."""
+    return isinstance(func, OpOverload) and func.namespace in ("aten", "prims") and _NOT_CACHED.isdisjoint(func.tags)
+
+
 def _is_plain(tensor: FakeTensor) -> bool:
     """Return whether shape, strides and dtype say all of a tensor: no known values, no sparse or complex one."""
     return (tensor.constant is None and tensor.layout is torch.strided and tensor.fake_device == _CPU
@@ -110,7 +112,7 @@ def _results(out: Any, args: tuple) -> list[_Result | None] | None:
     """Return what an operator gave, without its tensors; None for what cannot be made again from that."""
     storages = {arg.untyped_storage()._cdata: number for number, arg in enumerate(args) if type(arg) is FakeTensor}
     results, fresh = [], set()
-    if type(out) not in (FakeTensor, list, tuple):
+    if not isinstance(out, FakeTensor | list | tuple):
         return None
     for item in out if isinstance(out, list | tuple) else [out]:
         if item is None:  # a gradient that nobody wants
