@@ -105,7 +105,7 @@ def _is_known(func: Any) -> bool:
 def _is_plain(tensor: FakeTensor) -> bool:
     """Return whether shape, strides and dtype say all of a tensor: no known values, no sparse or complex one."""
     return (tensor.constant is None and tensor.layout is torch.strided and tensor.fake_device == _CPU
-            and not tensor.dtype.is_complex)
+            and not tensor.dtype.is_complex and not tensor._is_zerotensor())
 
 
 def _results(out: Any, args: tuple) -> list[_Result | None] | None:
