@@ -65,13 +65,6 @@ class ReturnsNone(Pair):
         super().train(mode)
 
 
-class Stays(ReturnsNone):
-    """Its train() changes nothing."""
-
-    def train(self, mode=True):
-        return self
-
-
 class Packed(nn.Module):
     """LSTM(4, 6) of 7, 3 and 1 steps: 11 steps of 4*6*(4+6) multiply-adds."""
 
@@ -130,14 +123,6 @@ class Scan(Pair):
         return scan(step, x, torch.stack([x, x, x]))[1]
 
 
-class Mapped(Pair):
-    """A layer on each of three."""
-
-    def forward(self, x):
-        from torch._higher_order_ops.map import map as mapped
-        return mapped(self.a, torch.stack([x, x, x]))
-
-
 class FullGraph(Pair):
     """Compiled in one graph."""
 
@@ -187,17 +172,6 @@ class Bag(nn.Module):
         return self.head(self.bag(ids))
 
 
-class Bilinear(nn.Module):
-    """4 outputs of x W y, of 6 and 5 numbers: 4*6*5 + 4*5 multiply-adds."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Bilinear(6, 5, 4)
-
-    def forward(self, x):
-        return self.layer(x, x[..., :5])
-
-
 class Deformed(nn.Module):
     """Offsets by a convolution 4 -> 18, 3x3, on 8x8; a deformable one 4 -> 4: 64*9*4*(18 + 4) multiply-adds."""
 
@@ -217,13 +191,12 @@ class Entries(Pair):
         return self.a(batch["x"]) + batch["y"]
 
 
-# forward FLOPs of products of a batch of 2 (of 3 sequences, of 1 graph), and those of the backward pass of a training step
+# forward FLOPs of products of a batch of 2 (of 3 sequences), and those of the backward pass of a training step
 KNOWN = [(Masked, "10x32", 706_560, None), (PartlyInference, "16", 2_048, 1_024), (ReturnsNone, "16", 2_048, 3_072),
-         (Stays, "16", 2_048, 3_072), (Packed, "3 7x4", 5_280, None), (Lengths, "3 7x4", 10_080, None),
-         (Condition, "16", 1_024, 1_024), (Loop, "16", 3_072, 5_120), (Scan, "16", 3_072, 5_120), (Mapped, "16", 3_072, 3_072),
-         (FullGraph, "16", 2_048, 3_072), (Tangent, "16", 1_024, None), (Forward, "16", 3_072, 1_024),
-         (Reentrant, "16", 2_048, 4_096), (Bag, "8:int64", 256, 512),
-         (Bilinear, "6", 560, None), (Deformed, "4x8x8", 202_752, None)]
+         (Packed, "3 7x4", 5_280, None), (Lengths, "3 7x4", 10_080, None), (Condition, "16", 1_024, 1_024),
+         (Loop, "16", 3_072, 5_120), (Scan, "16", 3_072, 5_120), (FullGraph, "16", 2_048, 3_072),
+         (Tangent, "16", 1_024, None), (Forward, "16", 3_072, 1_024), (Reentrant, "16", 2_048, 4_096),
+         (Bag, "8:int64", 256, 512), (Deformed, "4x8x8", 202_752, None)]
 
 
 def network(kind, shape):
@@ -331,19 +304,11 @@ def test_a_dictionary_as_input_is_a_mapping_in_the_file(tmp_path):
 @pytest.mark.parametrize("text, words", [
     ("x: 16\nbatch: {}\n", "input.yaml: batch has no entries; it maps those of a dictionary to shapes"),
     ("batch: {1: 16}\n", "batch: expected a mapping of names to values, but the name 1 is no text; put it in quotes"),
-    ("batch: {null: 16}\n", "batch: .*but the name None is no text"),
-    ("batch: {x: 16, x: 8}\n", "input.yaml line 1 is not readable YAML"),
     ("batch: {x: 16}\nbatch.x: 8\n", "input.yaml: 'batch.x' is no name of an argument")])
 def test_entries_of_a_dictionary_that_are_none_are_refused(tmp_path, text, words):
     (tmp_path / "input.yaml").write_text(text)
     with refused(words):
         inputs.parse(str(tmp_path / "input.yaml"))
-
-
-def test_names_of_entries_are_any_texts(tmp_path):
-    (tmp_path / "input.yaml").write_text("batch: {a.b: 1, '': 2}\n")
-    named = inputs.arguments([1, 2], inputs.parse(str(tmp_path / "input.yaml")))
-    assert named == ([], {"batch": {"a.b": 1, "": 2}})
 
 
 class Sparse(Pair):
