@@ -18,7 +18,7 @@ from lib.work.graph import capture, counts
 from lib.work.networks import Network
 from tests import in_both_modes, output_of, refused
 from tests.test_capture import ran
-from tests.test_named_networks import SEEN, SIDES, SMALL, written
+from tests.test_named_networks import SIDES, SMALL, written
 
 
 class Branches(nn.Module):
@@ -98,22 +98,10 @@ class Differentiates(Branches):
         return torch.autograd.grad(super().forward(x).sum(), x)[0]
 
 
-class Lazily(Branches):
-    """Its first layer is lazy, and reads a value once it is there."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = nn.LazyLinear(8)
-
-    def forward(self, x):
-        return self.wide(x) if self.first(x).square().mean() > 0 else self.narrow(x)
-
-
-@pytest.mark.parametrize("kind, first, backward", [(Differentiates, 512, 4608), (Lazily, 512, 0)])
-def test_values_are_read_where_gradients_are_taken_in_inference_and_where_lazy_layers_are_made(kind, first, backward):
-    graph = capture.of_network(Network("own", kind, (4, 8)))
+def test_values_are_read_where_gradients_are_taken_in_inference():
+    graph = capture.of_network(Network("own", Differentiates, (4, 8)))
     flops = [sum(counts.matrix_flops(op) for op in graph.ops if op.phase == phase) for phase in ("forward", "backward")]
-    assert flops == [first + 2 * 4 * 8 * 64, backward] and graph.branches
+    assert flops == [512 + 2 * 4 * 8 * 64, 4608] and graph.branches
 
 
 @pytest.mark.parametrize("kind", [Branches, Other, Loops])
@@ -172,7 +160,6 @@ def test_a_run_for_values_leaves_no_trace():
 
 CONFIGS = {
     "longformer": {**SMALL, "attention_window": 16, "max_position_embeddings": 130},
-    "vilt": {**SMALL, **SEEN, "max_position_embeddings": 40},
     "nllb-moe": {"d_model": 32, **SIDES, "vocab_size": 100, "num_experts": 4, "encoder_sparse_step": 2,
                  "decoder_sparse_step": 2},
 }
@@ -185,5 +172,4 @@ def test_networks_of_transformers_that_read_values_are_captured(name, tmp_path):
     for device in ("cpu", "cuda:0"):
         graph = capture.of_network(net, device=device)
         assert graph.branches and sum(map(counts.matrix_flops, graph.ops)) > 0
-        unknown = {op.short for op in graph.ops if counts.is_work(op) and not counts.is_counted(op)}
-        assert unknown == ({"_unique2", "multinomial"} if name == "vilt" else set())
+        assert not [op.short for op in graph.ops if counts.is_work(op) and not counts.is_counted(op)]

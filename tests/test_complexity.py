@@ -50,7 +50,7 @@ def test_the_rules_in_numbers():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["shufflenet_v2_x1_0", "googlenet", "swin_v2_t", "convnext_tiny"])
+@pytest.mark.parametrize("name", ["shufflenet_v2_x1_0", "swin_v2_t"])
 def test_every_difference_of_a_classifier_is_explained_and_every_parameter_counted_once(name):
     checks, rows = compared(name, 2), table(name, 2)
     assert checks.theirs.notna().all()
@@ -60,7 +60,7 @@ def test_every_difference_of_a_classifier_is_explained_and_every_parameter_count
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["W1", "W6", "mobilenet_v3_small", "vit_b_32"])
+@pytest.mark.parametrize("name", ["W1", "W6", "mobilenet_v3_small"])
 def test_saved_activations_are_those_that_a_real_run_saves(name):
     checks = cross_check.compare(name, 3)
     kept = checks[checks.quantity == "bytes saved for the backward pass"].iloc[0]
