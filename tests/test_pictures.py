@@ -4,12 +4,10 @@ import shutil
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from lib import paths
 from lib.config.definitions import Workload
-from lib.errors import InputError
 from lib.finetune import data as run_data
 from lib.finetune import finetune, models
 from lib.finetune.config import TrainConfig
@@ -63,11 +61,6 @@ def test_pictures_of_many_bits_are_scaled_by_their_range(tmp_path, name, values)
     assert read.mode == "RGB" and np.array_equal(np.asarray(read), np.stack([IN_8_BITS] * 3, -1))
 
 
-def test_white_may_be_0_in_a_tiff(tmp_path):
-    path = saved(tmp_path / "inverted.tif", RAMP, tiffinfo={262: 0})
-    assert np.array_equal(np.asarray(pictures.read(path))[..., 0], np.rint((65535.0 - RAMP) / 257))
-
-
 @pytest.mark.parametrize("mode, colour, suffix, shown", [
     ("L", 9, ".png", (9, 9, 9)), ("1", 1, ".png", (255, 255, 255)), ("P", 0, ".png", (0, 0, 0)),
     ("LA", (100, 50), ".png", (100, 100, 100)), ("RGBA", (9, 8, 7, 0), ".png", (9, 8, 7)),
@@ -107,16 +100,6 @@ def test_a_picture_that_cannot_be_read_is_one_line_with_its_name(tmp_path, name,
         pictures.read(path)
 
 
-def test_16_bits_and_8_are_the_same_to_a_network(workload):
-    places = [f"{workload.folder}/train/{kind}/0.png" for kind in ("cat", "dog")]
-    for place, level in zip(places, (10_000, 50_000), strict=True):
-        saved(place, np.full((20, 20), level, np.uint16))
-    for splits in opened_by_both(workload):
-        for number, value in ((0, -0.69), (4, 0.53)):
-            tensor = tensor_of(splits["train"], number)
-            torch.testing.assert_close(tensor, torch.full_like(tensor, value), atol=0.01, rtol=0)
-
-
 def test_hidden_files_and_what_macos_adds_belong_to_no_folder(workload, tmp_path):
     train = tmp_path / "pets/train"
     for folder in (".ipynb_checkpoints", "__MACOSX/cat", "cat/.ipynb_checkpoints", "cat/__MACOSX",
@@ -153,18 +136,3 @@ def test_a_folder_without_val_is_refused_before_a_run_has_its_folder(workload, t
     with refused("val is no folder; a folder of pictures has train/ and val/"):
         finetune.finetune(config)
     assert not paths.TRAINING.exists()
-
-
-def test_of_a_picture_the_central_square_is_taken():
-    wide = Image.fromarray(np.arange(12, dtype=np.uint8).reshape(2, 6))
-    square = pictures.central_square(wide)
-    assert np.asarray(square).tolist() == [[2, 3], [8, 9]] and pictures.central_square(square) is square
-
-
-def test_an_error_in_a_worker_of_a_loader_is_one_line_as_well(workload, tmp_path):
-    (tmp_path / "pets/train/cat/0.png").write_bytes(b"no picture")
-    images = datasets.open_splits(workload, "auto", "native").splits["train"]
-    with pytest.raises(InputError) as error:
-        next(iter(torch.utils.data.DataLoader(images, 2, num_workers=1)))
-    assert str(error.value) == (f"{images.imgs[0][0]} cannot be read: Pillow knows no picture of "
-                                "this kind; replace or remove the file")
