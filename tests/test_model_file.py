@@ -10,7 +10,7 @@ import pytest
 from lib import paths
 from lib.errors import InputError
 from lib.predict import model_file, registry
-from lib.predict.operators.cost_model import NETWORK_PARTS, CostModel
+from lib.predict.operators.cost_model import CostModel
 from tests import advice_on, output_of, refused
 from tests.doors.definitions import at, changed
 from tests.doors.models import CONVOLUTION, FILES, GEMM, content, packed
@@ -86,10 +86,6 @@ def test_a_file_with_a_wrong_entry_is_one_line(device, place, value, words, tmp_
     refuse(write(tmp_path / FILES[device].name, edited(device, place, value)), words)
 
 
-def test_one_tree_less_is_a_model_as_well(tmp_path):
-    CostModel.load(write(tmp_path / "m.json.gz", edited("gpu", f"{FIT}/trees/roots", shorter)))
-
-
 def test_what_is_no_such_file_is_one_line(tmp_path, monkeypatch):
     path, whole = tmp_path / "m.json.gz", CPU.read_bytes()
     texts = [gzip.compress(text) for text in (b"", b"[1, 2]", b"null", b"{}", b"\xff", b"[" * 100_000)]
@@ -126,13 +122,6 @@ def test_a_file_is_what_its_name_says(name, device, other, words, tmp_path):
 def test_a_model_without_the_facts_that_predict_is_refused(fact, tmp_path):
     path = write(tmp_path / GPU.name, changed(content("gpu"), ("facts", fact)))
     refuse(path, f"lacks the facts {fact}, which predictions need; train it again")
-
-
-def test_what_was_learned_of_networks_is_saved_with_a_model(tmp_path):
-    model = registry.load(CPU)
-    again = CostModel.load(model.save(tmp_path / "again.json.gz"))
-    for name in NETWORK_PARTS:  # another machine's kinds of operators run among others alike
-        assert getattr(again, name) == getattr(model, name) == getattr(model.borrowed(), name) != {}
 
 
 def test_a_broken_file_among_others_does_not_vanish(home):
