@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from lib import store
-from lib.measure import archive, machine
+from lib.measure import machine
 from lib.predict import gain_training, registry
 from lib.predict.advice import advise
 from lib.predict.advice.query import Answer, CapturedQuery, Query
@@ -116,9 +116,3 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path):
     path.write_text(json.dumps(whole))
     with refused("is no file of gains, or is damaged.*--train gains"):
         gains.Gains.load(path)
-
-
-def test_networks_of_other_layouts_are_not_mixed_with_the_usual_ones():
-    rows = archive.networks(gain_training.campaign().parents[2])
-    assert len(rows)
-    assert not rows["channels_last"].any()

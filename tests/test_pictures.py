@@ -4,12 +4,10 @@ import shutil
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from lib import paths
 from lib.config.definitions import Workload
-from lib.errors import InputError
 from lib.finetune import data as run_data
 from lib.finetune import finetune, models
 from lib.finetune.config import TrainConfig
@@ -91,16 +89,6 @@ def test_a_picture_that_cannot_be_read_is_one_line_with_its_name(tmp_path, name,
     path.write_bytes(values) if isinstance(values, bytes) else saved(path, values)
     with refused(f"{name} .*{words}"):
         pictures.read(path)
-
-
-def test_16_bits_and_8_are_the_same_to_a_network(workload):
-    places = [f"{workload.folder}/train/{kind}/0.png" for kind in ("cat", "dog")]
-    for place, level in zip(places, (10_000, 50_000), strict=True):
-        saved(place, np.full((20, 20), level, np.uint16))
-    for splits in opened_by_both(workload):
-        for number, value in ((0, -0.69), (4, 0.53)):
-            tensor = tensor_of(splits["train"], number)
-            torch.testing.assert_close(tensor, torch.full_like(tensor, value), atol=0.01, rtol=0)
 
 
 def test_hidden_files_and_what_macos_adds_belong_to_no_folder(workload, tmp_path):
