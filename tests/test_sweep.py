@@ -109,7 +109,6 @@ def test_of_two_at_once_whose_worker_is_killed_one_goes_on_and_the_other_finds_a
 
     started, raw = [], paths.SWEEPS / "killed/cpu/repeats.csv"
     monkeypatch.setattr(allocator, "RETAINED", {})  # so that all have the same software
-    monkeypatch.setattr(visitor, "_DEATHS", 1)
     monkeypatch.setattr(visitor, "Service", Mortal)
     with ThreadPoolExecutor(2) as pool:
         folder, other = pool.map(lambda name: measure(name=name), ["killed", "killed"])
@@ -132,16 +131,16 @@ def test_a_hung_visit_is_given_up_and_a_family_that_always_fails_stops(small, mo
 
     asked = []
     monkeypatch.setattr(visitor, "Service", Hung)
-    monkeypatch.setattr(device_sweep, "SAME_FAILURES", 2)
-    with refused("cpu: stopped after 2 identical failures; activation: no answer within 0.001 s"):
+    monkeypatch.setattr(device_sweep, "MOST_FAILURES", 2)
+    with refused("cpu: each of 2 configurations failed, 2 of them with: no answer within 0.001 s"):
         measure(op="activation", timeout_s=0.001, name="hung")
     assert store.read(paths.SWEEPS / "hung/cpu/repeats.csv", "repeats")["status"].tolist() == ["failed"] * len(asked)
     assert len(asked) == 2
 
 
-def test_an_element_type_that_the_device_lacks_is_a_row_and_then_a_stop(here, monkeypatch):
+def test_an_element_type_that_the_device_lacks_is_a_row(here, monkeypatch):
     draw_small(monkeypatch, dtypes=["complex64"])
-    with refused("5 identical failures; pool2d: .*not implemented for 'ComplexFloat'"):
+    with refused("each of 6 configurations failed, 6 of them with: .*not implemented for 'ComplexFloat'"):
         measure(**POOLS)
 
 
@@ -197,7 +196,7 @@ def test_a_sweep_without_one_good_visit_says_why_and_the_table_holds_every_devic
 
 @pytest.mark.parametrize("budget_s", [0, 1e5])
 def test_a_space_that_is_too_large_for_the_memory_comes_to_an_end(pretended, monkeypatch, budget_s):
-    monkeypatch.setattr(device_sweep, "_MOST_SKIPPED", 20)
+    monkeypatch.setattr(device_sweep, "_MOST_TOO_LARGE", 20)
     for _ in range(2):
         with refused(r"no valid point to measure \(0 invalid, 20 skipped\); the last: .* MB needed"):
             measure(count=0 if budget_s else 3, budget_s=budget_s, memory_share=1e-10, name="tiny")
