@@ -127,7 +127,7 @@ def test_a_hung_visit_is_given_up_and_a_family_that_always_fails_stops(small, mo
 
         def ask(self, request, timeout_s):
             asked.append(request)
-            raise WorkerLostError(f"no answer within {timeout_s:g} s", hung=True)
+            raise WorkerLostError(f"no answer within {timeout_s:g} s")
 
     asked = []
     monkeypatch.setattr(visitor, "Service", Hung)
