@@ -37,7 +37,7 @@ def test_what_cannot_be_compared_is_refused(sweeps, home):
     few = sweeps(lambda rows: rows.assign(latency_ms=rows["latency_ms"].where(rows.index < 2)))
     assert "2 rows are usable in both, 3 are needed (10 have no usable partner)" in refusal("compare", "a", few)
     assert "'nothing' is no measured sweep, run or environment" in refusal("compare", "a", "nothing")
-    with refused("changed.parquet holds two rows of the same device and config"):
+    with refused("changed.parquet holds two rows of the same op and pass and dtype and device and config"):
         compare.compare("a", sweeps(lambda rows: pd.concat([rows, rows.iloc[4:5]])))
 
 
@@ -53,11 +53,10 @@ def steps_of(random, steps, spread, factor=1.0):
     (60, 0.1, 1.0, "No difference is shown beyond 3 %"), (300, 0.2, 1.0, "No difference is shown beyond 3 %"),
     (60, 0.03, 1.1, "B is slower"), (60, 0.03, 1 / 1.1, "B is faster")])
 def test_steps_that_depend_on_the_one_before_are_not_taken_for_independent_ones(monkeypatch, steps, spread, factor, word):
-    monkeypatch.setattr(compare, "_find", lambda name: ("run", name))
     found = []
     for random in map(np.random.default_rng, range(30)):
         runs = {"a": steps_of(random, steps, spread), "b": steps_of(random, steps, spread, factor)}
-        monkeypatch.setattr(compare, "_read", lambda name, kind, runs=runs: runs[name])
+        monkeypatch.setattr(compare, "_read", lambda name, runs=runs: ("run", runs[name]))
         found.append(compare.compare("a", "b")[0].startswith(word))
     assert sum(found) >= 27
 
@@ -66,10 +65,10 @@ def test_a_run_is_the_same_as_itself_and_holds_each_step_once(home):
     run = next(paths.REFERENCE.glob("*/profiles/*W2*_train.csv"))
     assert output_of("compare", run, run).startswith("No difference is shown beyond 3 %: B's times differ from A's by +0.0 %")
     other = next(paths.REFERENCE.glob("*/profiles/*W1*_train.csv"))
-    assert "both need 3 steady training steps of the same workload" in refusal("compare", run, other)
+    assert "both need 8 steady training steps of one workload" in refusal("compare", run, other)
     rows = pd.read_csv(run)
     for frame, words in ((pd.concat([rows, rows]), "holds two rows of the same task_type and global_step"),
-                         (rows.iloc[:3], "both need 3 steady training steps"), (rows.iloc[:0], "has no whole row")):
+                         (rows.iloc[:3], "both need 8 steady training steps"), (rows.iloc[:0], "has no whole row")):
         frame.to_csv(home / "run.csv", index=False)
         with refused(words):
             compare.compare(str(run), str(home / "run.csv"))
