@@ -95,8 +95,6 @@ class DeviceSweep:
         for file in self._files.values():
             file.close()
 
-    # ------------------------------------------------------------------------------- raw files
-
     def _read(self) -> None:
         """Open the raw files; take from them what earlier calls measured."""
         tables = {}
@@ -105,9 +103,6 @@ class DeviceSweep:
             self._files[name] = store.Appender(path, name, resume=True)
             tables[name] = store.read(path, name)
         entered, done, loops = tables.values()
-        if foreign := sorted(set(done["config"]) - set(entered["config"])):
-            raise InputError(f"{self.folder}/repeats.csv holds configurations that configs.csv does not: "
-                             f"{choices(foreign[:3])}; the folder is no sweep of this project")
         self.skipped = set(entered.loc[entered["status"] == "skipped", "config"])
         self.visits = set(zip(done["config"], done["round"], strict=True))
         failed = done[done["status"] != "ok"]
@@ -147,8 +142,6 @@ class DeviceSweep:
             self.skipped.add(config.key)
         else:
             self.configs[config.key] = (config, ops)
-
-    # ---------------------------------------------------------------------------------- rounds
 
     def run(self) -> None:
         """Measure as far as budget and count allow."""
@@ -256,10 +249,10 @@ class DeviceSweep:
         row = self.visitor.visit(config, ops)
         self._append("repeats", {"config": key, "round": number, **row})
         self.visits.add((key, number))
-        self._failures[config.op] += 1
         if row["status"] == "ok":
             self._failures[config.op] = 0
         else:
+            self._failures[config.op] += 1
             self.failed[key] = row["reason"]
 
     def _loop(self, key: str, _: str) -> None:

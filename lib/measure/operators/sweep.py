@@ -87,25 +87,19 @@ def measure_sweep(p: SweepParams, chosen: Sequence[spaces.Config] = ()) -> Path:
                          [name for name in devices if name != "cpu"]):
             ended += _side_by_side(p, folder, together, chosen)
         failures = {sweep.device: sweep.failure for sweep in ended if sweep.failure}
-        if any(sweep.configs for sweep in ended if sweep.identity):
-            _derive(p, folder, ended, {"started_utc": started_utc, "failures": failures})
+        measured = {sweep.device: sweep.identity for sweep in ended if sweep.identity and sweep.configs}
+        if measured:
+            meta = folder / "sweep.meta.json"
+            earlier = store.read_json(meta)["devices"] if meta.exists() else {}
+            aggregate.derive(folder, {
+                "started_utc": started_utc, "notebook": "03_sweep", "parameters": p.model_dump(),
+                "devices": earlier | measured, "failures": failures})
     for sweep in ended:
         if sweep.error:
             raise sweep.error
     if len(failures) == len(devices):
         raise InputError("; ".join(failures.values()))
     return folder
-
-
-def _derive(p: SweepParams, folder: Path, ended: list[DeviceSweep], facts: store.Facts) -> None:
-    """Derive the table of all devices that were measured in this folder, now or earlier."""
-    meta = folder / "sweep.meta.json"
-    earlier = store.read_json(meta)["devices"] if meta.exists() else {}
-    measured = {sweep.device: sweep for sweep in ended if sweep.identity and sweep.configs}
-    aggregate.derive(folder, {
-        **facts, "notebook": "03_sweep", "parameters": p.model_dump(),
-        "devices": earlier | {device: sweep.identity for device, sweep in measured.items()},
-        "invalid": {device: sweep.invalid for device, sweep in measured.items()}})
 
 
 def _side_by_side(p: SweepParams, folder: Path, devices: list[str],
