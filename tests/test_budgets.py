@@ -11,7 +11,7 @@ import torch
 
 from lib import store
 from lib.config.notebooks import MachineParams, ProfileParams, SweepParams
-from lib.measure import ceilings, load, machine
+from lib.measure import ceilings, disturbance, machine
 from lib.measure.budget import Budget
 from lib.measure.operators import device_sweep, points
 from lib.measure.training import matrix, profile_run
@@ -26,7 +26,7 @@ def test_a_budget_counts_from_its_start_and_waits_for_a_part_of_itself(clock):
     assert (budget.left_s, budget.spent, budget.patience_s) == (15, False, 3.0)
     clock.now += 16
     assert (budget.left_s, budget.spent) == (0, True)
-    load.wait_for_quiet(2, patience_s=3.0)
+    disturbance.wait_for_quiet(2, patience_s=3.0)
     assert clock.spent_s <= 21 + 3.5
 
 

@@ -19,9 +19,9 @@ from lib import locks, paths, report, store
 from lib.cli import report as report_verbs
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError
-from lib.measure import load, machine
+from lib.measure import disturbance, machine
+from lib.measure.disturbance import GpuUse, GpuWatch
 from lib.measure.gpus.card import Card
-from lib.measure.gpus.watch import GpuUse, GpuWatch
 from lib.measure.operators import aggregate, device_sweep, points, shards, sweep, visitor
 from tests import called, fake_gpus, nightly, refused
 from tests.visitors import InProcess, Visitor, draw_small, identified, visited
@@ -83,24 +83,23 @@ def test_cards_alike_share_the_points_and_one_that_breaks_leaves_its_rest_to_the
     ("another", {}, "noisy", "no NVML: NVMLError: Driver/library version mismatch"),
     ("shy", {}, "noisy", "the driver does not tell who uses the GPU"),
     ("not found", {"stranger": 1, "share": 0.4}, "stable", "others used 0% of the GPU"),
-    ("old", {"stranger": 1, "share": 0.4}, "noisy", "its share is not told")])
+    ("old", {"stranger": 1, "share": 0.4}, "noisy", "the driver does not tell who uses")])
 def test_a_gpu_is_judged_by_its_own_users_and_clock(box, nvml, card, verdict, words):
     box(2, nvml, **card)
     machine.use(machine.device("cuda:0"))
-    seen = load.LoadWatch("cuda:0").reading()
+    seen = disturbance.LoadWatch("cuda:0").reading()
     assert seen.verdict(threads=1) == verdict and words in seen.words()
     assert nvml in ("absent", "another") or seen.gpu.clock_mhz == 1410
-    busy = load.Load(1.0, 0.0, 64.0, 1.0, 0.0, seen.gpu)
+    busy = disturbance.Load(1.0, 0.0, 64.0, 1.0, 0.0, seen.gpu)
     assert busy.verdict(threads=64) == verdict, "the load of the host says nothing of a GPU"
 
 
 def test_in_a_container_the_processes_of_the_host_have_other_numbers(box):
     here = box(1, "container")
     machine.use(machine.device("cuda:0"))
-    own = load.OwnProcesses()
-    assert GpuWatch(0, own.pids).reading().others == 0.0, "the only one there is this one"
+    assert GpuWatch(0, {os.getpid()}).reading().others == 0.0, "the only one there is this one"
     here.change(0, stranger=7, share=0.3)
-    assert GpuWatch(0, own.pids).reading().others == pytest.approx(0.3), "the busiest of two is taken for this one"
+    assert GpuWatch(0, {os.getpid()}).reading().others == pytest.approx(0.3), "the busiest of two is taken for this one"
 
 
 @pytest.mark.parametrize("mask, in_use, number, uuid", [
@@ -115,13 +114,6 @@ def test_a_card_is_the_one_that_cuda_calls_so(box, monkeypatch, mask, in_use, nu
     if mask:
         monkeypatch.setenv(locks.MASK, mask)
     assert Card(number).value("nvmlDeviceGetUUID") == uuid
-
-
-def test_a_card_in_exclusive_mode_says_who_has_it(box):
-    box(1, mode=3, stranger=4711)
-    with refused(r"cuda:0 cannot be used: .*busy or unavailable \(it is in exclusive mode, and process "
-                                         r"4711 has it\)"):
-        machine.use(machine.device("cuda:0"))
 
 
 @pytest.mark.parametrize("nvml, usable, words", [

@@ -14,7 +14,7 @@ from benchmarks import machines
 from lib import locks, paths, store
 from lib.config.definitions import JobClass
 from lib.finetune import finished
-from lib.measure import load, machine
+from lib.measure import disturbance, machine
 from lib.measure.reference_kernel import ProcessorSpeed
 from lib.predict import calibrate_networks, network_training, registry, steps, transfer_cpu
 from lib.predict.advice import advise_text
@@ -144,7 +144,7 @@ def test_the_best_ceilings_of_this_machine_and_as_many_threads_count(home):
 @pytest.mark.parametrize("cores, doubtful, factor", [(0.02, False, 1.5), (0.4, True, 1.0), (1.4, True, 1.0)])
 def test_ceilings_measured_beside_other_processes_scale_nothing(cores, doubtful, factor, home, reference, monkeypatch):
     """Rows of a machine a third busy are noisy, not unusable; two answers of one machine differed by 1.5 for them."""
-    monkeypatch.setattr(load, "own_cores", lambda: range(torch.get_num_threads()))
+    monkeypatch.setattr(disturbance, "own_cores", lambda: range(torch.get_num_threads()))
     peaks = {name: reference.facts[name] / 1.5 for name in ("peak_gflops", "peak_gbps")}
     _save_ceilings(**peaks, number=1, verdict="noisy")
     seen = {"other_cores": cores, "stolen_cores": 0.0}
@@ -161,7 +161,7 @@ def test_ceilings_measured_beside_other_processes_scale_nothing(cores, doubtful,
 @pytest.mark.parametrize("verb", ["advise simple_cnn --input 3x28x28", "advise-op linear gemm_m=64 gemm_k=64 gemm_n=64"])
 def test_a_verb_looks_where_it_may_and_again_where_the_machine_was_busy(verb, home, monkeypatch):
     looks, beside = [], [9.0]
-    monkeypatch.setattr(load, "wait_for_quiet", lambda *_: load.Load(0.5, 0.0, beside[0], 0.0, 0.0))
+    monkeypatch.setattr(disturbance, "wait_for_quiet", lambda *_: disturbance.Load(0.5, 0.0, beside[0], 0.0, 0.0))
     status, out, error = called(*f"{verb} --device cpu --json".split())
     assert status == 0 and not looks and "the answer is not scaled to it: others took 9.0 cores" in error
     beside[0] = 0.0
@@ -180,7 +180,7 @@ def test_a_verb_looks_where_it_may_and_again_where_the_machine_was_busy(verb, ho
 
 
 def test_an_answer_does_not_wait_for_another_measurement(home, monkeypatch):
-    monkeypatch.setattr(load, "wait_for_quiet", lambda *_: load.Load(0.5, 0.0, 0.0, 0.0, 0.0))
+    monkeypatch.setattr(disturbance, "wait_for_quiet", lambda *_: disturbance.Load(0.5, 0.0, 0.0, 0.0, 0.0))
     with locks.device("cpu"):
         status, out, error = called(*"advise-op linear gemm_m=64 gemm_k=64 gemm_n=64 --device cpu --json".split())
     assert status == 0 and "not scaled to this machine: device cpu is being measured by another process" in error
@@ -320,20 +320,20 @@ def test_networks_at_moments_of_different_speed_tell_how_they_follow_the_kernel(
 
 @pytest.mark.parametrize("others, stolen, free", [(0.4, 0.0, 4), (2.0, 0.0, 4), (3.0, 1.0, 2), (9.0, 0.0, 1)])
 def test_cores_that_neighbours_hold_are_not_free(monkeypatch, others, stolen, free):
-    monkeypatch.setattr(load, "own_cores", lambda: range(6))
-    monkeypatch.setattr(load, "allowed_cores", lambda: range(4))
-    monkeypatch.setattr(load.LoadWatch, "reading", lambda self: load.Load(0.3, 0.0, others, stolen, 0.0))
-    assert load.free_cores(0.0) == free
+    monkeypatch.setattr(disturbance, "own_cores", lambda: range(6))
+    monkeypatch.setattr(disturbance, "allowed_cores", lambda: range(4))
+    monkeypatch.setattr(disturbance.LoadWatch, "reading", lambda self: disturbance.Load(0.3, 0.0, others, stolen, 0.0))
+    assert disturbance.free_cores(0.0) == free
 
 
 def test_advice_and_slots_have_fewer_threads_beside_a_busy_neighbour(home, monkeypatch):
     advice, of_gpu = (advice_on(device, "simple_cnn", 1, "3x28x28") for device in ("cpu", "t4"))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr(slots, "allowed_cores", lambda: [0, 1])
-    monkeypatch.setattr(load, "free_cores", lambda: 2)
+    monkeypatch.setattr(disturbance, "free_cores", lambda: 2)
     assert advise_text.cpu_load_note(advice, 2).startswith("The CPU's time is that of an idle machine with 2 threads")
     assert slots.slots_here(1)[0].threads == 2
-    monkeypatch.setattr(load, "free_cores", lambda: 1)
+    monkeypatch.setattr(disturbance, "free_cores", lambda: 1)
     note = advise_text.cpu_load_note(advice, 1)
     assert note.endswith("; others hold cores now: set OMP_NUM_THREADS=1 meanwhile.")
     for count in (1, 2):

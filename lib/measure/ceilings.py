@@ -13,7 +13,7 @@ import torch
 from lib import locks, paths, store
 from lib.config.notebooks import MachineParams
 from lib.errors import InputError, choices, is_out_of_memory
-from lib.measure import load, machine
+from lib.measure import disturbance, machine
 from lib.measure.archive import folders, newest, of_device, replayed_device
 from lib.measure.budget import Budget, sampled
 from lib.measure.statistics import STABLE, UNUSABLE, Timing, worst
@@ -226,9 +226,9 @@ def measure_ceilings(p: MachineParams, wait_s: float = locks.PATIENCE_S) -> Ceil
     try:
         with machine.on_threads(p.threads), locks.device(str(device), wait_s), machine.working(device):
             threads, identity, ids = torch.get_num_threads(), machine.identity(), machine.ids()
-            quiet = load.wait_for_quiet(threads, patience_s=budget.patience_s, device=str(device))
+            quiet = disturbance.wait_for_quiet(threads, patience_s=budget.patience_s, device=str(device))
             probes = _compute_probes(p, device) + _triad_probes(p, device, threads)
-            watch = load.LoadWatch(str(device))
+            watch = disturbance.LoadWatch(str(device))
             small = overheads(device, min(0.5, p.budget_s / 20)).assign(**ids)
             timings = sampled(len(probes), budget, lambda index, share_s: _visit(probes[index], device, share_s), "ceilings")
             seen = watch.reading()
@@ -318,11 +318,11 @@ def of_machine(folder: Path, devices: Sequence[str], hardware_id: str = "", thre
     return counted(table) if len(table) else table, small[small["device"].isin(devices)]
 
 
-def _load_of(path: Path) -> load.Load:
+def _load_of(path: Path) -> disturbance.Load:
     """Return what others took from a CPU while its ceilings were measured; nothing where no facts lie beside the file."""
     facts = path.with_suffix(".meta.json")
     seen = store.read_json(facts).get("load_at_end", {}) if facts.is_file() else {}
-    return load.Load(0.0, 0.0, seen.get("other_cores", 0.0), seen.get("stolen_cores", 0.0), 0.0)
+    return disturbance.Load(0.0, 0.0, seen.get("other_cores", 0.0), seen.get("stolen_cores", 0.0), 0.0)
 
 
 def replay_ceilings(p: MachineParams) -> Ceilings:

@@ -18,7 +18,7 @@ import torch
 from lib import locks, store
 from lib.errors import InputError, choices, is_broken_device, is_out_of_memory, one_line
 from lib.measure import worker
-from lib.measure.gpus.card import Card, cuda_uuid, management, number_of
+from lib.measure.gpus.card import cuda_uuid, management, number_of
 from lib.names import known
 
 _INSTRUCTION_SETS = {"onednn": "ONEDNN_MAX_CPU_ISA", "aten": "ATEN_CPU_CAPABILITY", "mkl": "MKL_ENABLE_INSTRUCTIONS"}
@@ -238,7 +238,7 @@ def levels(device: torch.device, threads: int) -> dict[str, int]:
 def use(where: torch.device) -> None:
     """Make an accelerator the current one, so that events and allocations go to it; nothing on the CPU.
 
-    Raises InputError for a GPU that does not let this process in, with what NVML knows of the reason.
+    Raises InputError for a GPU that does not let this process in.
     """
     if where.type != "cuda":
         return
@@ -246,7 +246,7 @@ def use(where: torch.device) -> None:
         torch.cuda.set_device(where)
         torch.cuda.mem_get_info(where)
     except RuntimeError as error:
-        raise InputError(f"{where} cannot be used: {one_line(error)}{_occupied(str(where))}") from None
+        raise InputError(f"{where} cannot be used: {one_line(error)}") from None
 
 
 @contextmanager
@@ -276,17 +276,6 @@ def working(where: torch.device) -> Iterator[None]:
         if is_out_of_memory(error):
             raise InputError(f"{where} has too little memory left: {one_line(error)}") from None
         raise
-
-
-def _occupied(name: str) -> str:
-    """Return in which mode a GPU is and who has it, as the end of a sentence; empty where it is open to all, or not known."""
-    try:
-        card = Card(number_of(name))
-    except InputError as error:
-        return f" ({error})"
-    pids = card.processes()
-    holder = f", and process {choices(pids)} has it" if pids else ""
-    return f" (it is in {card.mode}{holder})" if card.mode else ""
 
 
 def card(where: torch.device) -> str:

@@ -11,7 +11,7 @@ import pandas as pd
 from lib import store
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError, choices
-from lib.measure import load
+from lib.measure import disturbance
 from lib.measure.archive import folders, replayed_device
 from lib.measure.energy.trace import NOT_MEASURED
 from lib.measure.operators import export, points, raw_files
@@ -30,7 +30,7 @@ def crowding(visits: pd.DataFrame, spare_cores: int) -> pd.Series:
     On a CPU it is the cores beyond those that ``spare_cores`` idle ones could give, on a GPU the share of its time. A process
     beside us shows in visit after visit; a single visit is too short to show it.
     """
-    cores = load.in_the_way(visits["other_cores"], visits["stolen_cores"], spare_cores)
+    cores = disturbance.in_the_way(visits["other_cores"], visits["stolen_cores"], spare_cores)
     return _smooth(cores.mask(_on_gpu(visits), visits["gpu_others"].fillna(0.0)))
 
 
