@@ -25,16 +25,12 @@ from lib.measure.worker import allowed_cores, own_cores
 
 @dataclass(frozen=True)
 class GpuUse:
-    """Use of a GPU during a measurement.
+    """Use of a GPU during a measurement, by its columns in the table ``repeats``."""
 
-    ``others``: share of its time that other processes used; None if not known, and ``unknown`` says
-    why. ``clock_mhz``: clock of its multiprocessors. ``throttled``: the reason, empty for none.
-    """
-
-    others: float | None = None
+    others: float | None = None  # share of its time that other processes used; None: not known
     clock_mhz: float | None = None
-    throttled: str = ""
-    unknown: str = ""
+    throttled: str = ""  # the reason
+    unknown: str = ""  # why ``others`` is not known
 
     @property
     def columns(self) -> dict[str, float | str | None]:
@@ -49,9 +45,7 @@ class GpuUse:
 
     def words(self) -> str:
         """Describe the use in words."""
-        used = self.unknown
-        if self.others is not None:
-            used = f"others used {self.others:.0%} of the GPU"
+        used = self.unknown or f"others used {self.others:.0%} of the GPU"
         return f"{used}; the GPU was throttled: {self.throttled}" if self.throttled else used
 
 
@@ -100,17 +94,14 @@ def in_the_way(others, stolen, spare: int):
 
 @dataclass(frozen=True)
 class Load:
-    """Load beside a measurement of ``seconds``: use of the cores of this process, context switches.
-
-    ``stolen_cores`` is steal time of a virtual machine. ``gpu`` is set for a measurement on a GPU.
-    """
+    """Load beside a measurement of ``seconds``, on the cores that this process may use."""
 
     seconds: float
     own_cores: float
     other_cores: float
-    stolen_cores: float
-    involuntary_per_s: float
-    gpu: GpuUse | None = None
+    stolen_cores: float  # by the host of a virtual machine
+    involuntary_per_s: float  # context switches
+    gpu: GpuUse | None = None  # of a measurement on a GPU
 
     def verdict(self, threads: int) -> str:
         """Return the verdict on a measurement on a GPU, or with ``threads`` CPU threads."""

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from functools import cache
 from typing import Any
 
 from lib import locks
@@ -23,6 +24,19 @@ def management() -> Any:
     with refused("no NVML: "):
         pynvml.nvmlInit()
     return pynvml
+
+
+@cache
+def driver() -> tuple[str | None, int]:
+    """Return the version of NVIDIA's driver and how many cards it lists; (None, 0) without one."""
+    try:
+        nvml = management()
+    except InputError:
+        return None, 0
+    try:
+        return nvml.nvmlSystemGetDriverVersion(), nvml.nvmlDeviceGetCount()
+    except nvml.NVMLError:
+        return None, 0
 
 
 def number_of(device: str) -> int | None:
