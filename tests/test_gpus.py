@@ -8,22 +8,20 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from unittest import mock
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-from lib import locks, paths, report, store
-from lib.cli import report as report_verbs
+from lib import locks, paths, store
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError
 from lib.measure import disturbance, machine
 from lib.measure.disturbance import GpuUse, GpuWatch
 from lib.measure.gpus.card import Card
 from lib.measure.operators import aggregate, device_sweep, points, shards, sweep, visitor
-from tests import called, fake_gpus, nightly, refused
+from tests import fake_gpus, nightly, refused
 from tests.visitors import InProcess, Visitor, draw_small, identified, visited
 
 pytestmark = pytest.mark.slow
@@ -114,19 +112,6 @@ def test_a_card_is_the_one_that_cuda_calls_so(box, monkeypatch, mask, in_use, nu
     if mask:
         monkeypatch.setenv(locks.MASK, mask)
     assert Card(number).value("nvmlDeviceGetUUID") == uuid
-
-
-@pytest.mark.parametrize("nvml, usable, words", [
-    ("as it is", True, "Not measured: cuda:0, cuda:1 (--devices all measures every card)."),
-    ("as it is", False, "The driver, 570.0, lists 2 NVIDIA cards, and torch can use none: it has "), ("absent", False, "")])
-def test_cards_that_are_not_measured_or_cannot_be_are_named(box, monkeypatch, nvml, usable, words):
-    box(2, nvml)
-    assert machine.overlooked(["cuda:0", "cuda:1"]) == "" and "cuda:1" in machine.overlooked(["cuda:0"])
-    monkeypatch.setattr(report, "run", lambda *_, **__: [])
-    monkeypatch.setattr(report_verbs, "_written", lambda *_: [])
-    with mock.patch("torch.cuda.is_available", lambda: usable):
-        _, _, error = called("run", "01", "--report", "--devices", "cpu")
-    assert error.startswith(words) and bool(error) == bool(words)
 
 
 def test_a_worker_that_comes_back_to_another_card_is_refused(box):

@@ -6,13 +6,14 @@ from typing import Any
 
 import pandas as pd
 
-from lib import paths, store
+from lib import files, paths, store
 from lib.config.base import mapping
 from lib.config.definitions import TORCH
 from lib.errors import InputError, choices, entry
 
 NO_MACHINES = ("models",)  # folders of the reference that hold no machine
 RUNTIMES = "runtimes"  # the campaign of networks in several runtimes
+_read = files.until_changed(store.read)
 TRAININGS = ("cpu", "gains", "profiles", "power", "neusight", "aiconfigurator", "timm")  # --train
 
 
@@ -110,8 +111,8 @@ def of_device(table: pd.DataFrame, devices: Iterable[str], hardware_id: str = ""
 
 def networks_files(folder: Path) -> list[Path]:
     """Return the tables ``networks`` of a machine, without that of other runtimes' processes."""
-    files = (*folder.glob("networks/*.parquet"), *folder.glob("networks/*/networks.parquet"))
-    return sorted(path for path in files if path.parent.name != RUNTIMES)
+    tables = (*folder.glob("networks/*.parquet"), *folder.glob("networks/*/networks.parquet"))
+    return sorted(path for path in tables if path.parent.name != RUNTIMES)
 
 
 def networks(folder: Path) -> pd.DataFrame:
@@ -142,9 +143,9 @@ def _runs(source: str, reference: str = "") -> pd.DataFrame:
     """Return ``runs`` with the ``folder`` of each run, and its id there (``plain_id``)."""
     tables = [store.read_all([], "runs").assign(folder=None)]
     for folder in folders(source, reference):
-        table = store.read_all(sorted((folder / "runs").glob("*.csv")), "runs")
-        if len(table):
-            tables.append(table.assign(folder=folder))
+        for path in sorted((folder / "runs").glob("*.csv")):
+            if len(table := _read(path, "runs")):
+                tables.append(table.assign(folder=folder))
     table = pd.concat(tables[1:] or tables, ignore_index=True)
     table = table.drop_duplicates(["hardware_id", "run_id", "timestamp"], ignore_index=True)
     again = table.duplicated(["hardware_id", "run_id"])
@@ -168,8 +169,8 @@ def rows(chosen: pd.DataFrame, source: str, reference: str = "") -> pd.DataFrame
     placed = chosen[keys].drop_duplicates().merge(_runs(source, reference), on=keys)
     tables = [store.read_all([], "profile")]
     for run in placed.itertuples():
-        files = sorted((run.folder / "profiles").glob(f"{run.plain_id}_*.csv"))
-        table = store.read_all(files, "profile")
+        profiles = sorted((run.folder / "profiles").glob(f"{run.plain_id}_*.csv"))
+        table = store.read_all(profiles, "profile")
         table = table[table["hardware_id"] == run.hardware_id]
         if len(table):
             tables.append(table.assign(run_id=run.run_id))

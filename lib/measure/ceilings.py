@@ -145,8 +145,7 @@ def _save(table: pd.DataFrame, small: pd.DataFrame, p: MachineParams, facts: dic
         notes.append("Memory or budget_s do not allow the largest sizes that were asked for.")
     if without:
         notes.append(f"Memory ran out for {choices(without)}.")
-    notes.append(machine.overlooked(set(table["device"])))
-    return Ceilings(table, small, facts, " ".join(notes).strip(), files)
+    return Ceilings(table, small, facts, " ".join(notes), files)
 
 
 def _overheads_of(path: Path) -> Path:

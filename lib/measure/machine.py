@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import resource
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from lib import locks, store
+from lib import store
 from lib.errors import InputError, choices, is_broken_device, is_out_of_memory, one_line
 from lib.measure import worker
 from lib.measure.gpus.card import cuda_uuid, driver, number_of
@@ -139,7 +139,7 @@ def software() -> store.Facts:
     return {"python": platform.python_version(), "os": f"{platform.system()} {platform.release()}",
             "torch": torch.__version__, "torchvision": _torchvision(), "cuda": torch.version.cuda,
             "cudnn": cudnn.version() if has_gpu else None,
-            "driver": driver()[0] if has_gpu else None, "threads": torch.get_num_threads(),
+            "driver": driver() if has_gpu else None, "threads": torch.get_num_threads(),
             "matmul_precision": torch.get_float32_matmul_precision(),
             "cudnn_tf32": cudnn.allow_tf32, "cudnn_benchmark": cudnn.benchmark,
             "deterministic": torch.are_deterministic_algorithms_enabled(),
@@ -174,23 +174,6 @@ def devices() -> list[str]:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     mps = ["mps"] if torch.backends.mps.is_available() else []
     return ["cpu", *(f"cuda:{index}" for index in range(count)), *mps]
-
-
-def overlooked(measured: Collection[str]) -> str:
-    """Return which cards of this machine are not ``measured``, or that torch can use none."""
-    cards = [name for name in devices() if name.startswith("cuda")]
-    missing = [name for name in cards if name not in measured]
-    if missing:
-        return f"Not measured: {choices(missing)} (--devices all measures every card)."
-    if cards or os.environ.get(locks.MASK) in ("", "-1"):
-        return ""
-    version, count = driver()
-    if not count:
-        return ""
-    cuda = torch.version.cuda
-    why = f"it has CUDA {cuda}, which may need a newer driver; or install torch for an older CUDA"
-    return (f"The driver, {version}, lists {count} NVIDIA cards, and torch can use none: "
-            f"{why if cuda else 'it has no CUDA'}.")
 
 
 def memory_mb(name: str) -> float:

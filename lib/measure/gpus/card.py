@@ -2,6 +2,7 @@
 
 import sys
 import time
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -27,16 +28,13 @@ def management() -> Any:
 
 
 @cache
-def driver() -> tuple[str | None, int]:
-    """Return the version of NVIDIA's driver and how many cards it lists; (None, 0) without one."""
-    try:
+def driver() -> str | None:
+    """Return the version of NVIDIA's driver; None without one."""
+    with suppress(InputError):
         nvml = management()
-    except InputError:
-        return None, 0
-    try:
-        return nvml.nvmlSystemGetDriverVersion(), nvml.nvmlDeviceGetCount()
-    except nvml.NVMLError:
-        return None, 0
+        with suppress(nvml.NVMLError):
+            return nvml.nvmlSystemGetDriverVersion()
+    return None
 
 
 def number_of(device: str) -> int | None:
