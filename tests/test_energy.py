@@ -97,29 +97,23 @@ def test_rapl_counts_packages_alone_and_follows_a_counter_that_begins_anew(tmp_p
 
 # ------------------------------------------------------------------------------------------------ boards and recorded logs
 
-# What the kernel shows of some boards: (chip, label, mV, mA); the power of the module, or of a Thor's whole board, in W.
+# What the kernel shows of some boards: (chip, label, mV, mA) of each rail, and the watts of the module or the whole board.
 RAILS = {
-    "Nano": (6.0, "ina3221", ("POM_5V_IN", 5000, 1200), ("POM_5V_GPU", 5000, 300), ("POM_5V_CPU", 5000, 400)),
-    "AGX Thor": (60.0, "ina3221", ("VDD_GPU", 20000, 1000), ("VDD_CPU_SOC_MSS", 20000, 800), ("VIN_SYS_5V0", 5000, 900),
-                 "ina238", ("", 20000, 3000)),
-    "AGX Orin": (14.0, "ina3221", ("VDD_GPU_SOC", 20000, 400), ("VDD_CPU_CV", 20000, 100), ("VIN_SYS_5V0", 5000, 800),
-                 "ina3221", ("NC", 0, 0), ("VDDQ_VDD2_1V8AO", 5000, 200), ("NC", 0, 0)),
-    "TX2 NX": (5.5, "ina3221x", ("VDD_IN", 5000, 1100), ("VDD_CPU_GPU", 5000, 300), ("VDD_SOC", 5000, 250)),
-    "another board with VDD_IN": (19.0, "ina3221", ("VDD_CPU", 5000, 300), ("VDD_IN", 19000, 1000))}
+    "Nano": (6.0, ("ina3221", "POM_5V_IN", 5000, 1200), ("ina3221", "POM_5V_GPU", 5000, 300)),
+    "AGX Thor": (60.0, ("ina3221", "VDD_GPU", 20000, 1000), ("ina3221", "VDD_CPU_SOC_MSS", 20000, 800),
+                 ("ina238", "", 20000, 3000)),
+    "AGX Orin": (14.0, ("ina3221", "VDD_GPU_SOC", 20000, 400), ("ina3221", "VDD_CPU_CV", 20000, 100),
+                 ("ina3221", "VIN_SYS_5V0", 5000, 800), ("ina3221", "VDDQ_VDD2_1V8AO", 5000, 200)),
+    "another board with VDD_IN": (19.0, ("ina3221", "VDD_CPU", 5000, 300), ("ina3221", "VDD_IN", 19000, 1000))}
 
 
 def a_board(folder, *rails):
-    """Make a folder as the kernel shows it of a board: an unrelated sensor, and chips with their channels (label, mV, mA)."""
-    shown, chip, number = {"hwmon0/name": "nvme"}, "", 0
-    for rail in rails or RAILS["another board with VDD_IN"][1:]:
-        if isinstance(rail, str):
-            chip, number, kind = f"{'iio:device' if rail.endswith('x') else 'hwmon'}{len(shown)}", int(rail != "ina3221x"), rail
-            shown[f"{chip}/name"] = rail
-            continue
-        names = ("rail_name_{}", "in_voltage{}_input", "in_current{}_input") if kind == "ina3221x" else (
-            "in{}_label", "in{}_input", "curr{}_input")
-        shown |= {f"{chip}/{name.format(number)}": value for name, value in zip(names, rail, strict=True) if value != ""}
-        number += 1
+    """Make a folder as the kernel shows it: an unrelated sensor, and a chip for each rail."""
+    shown = {"hwmon0/name": "nvme"}
+    for number, (chip, label, millivolts, milliamperes) in enumerate(rails, start=1):
+        names = ("name", "in1_label", "in1_input", "curr1_input")
+        values = (chip, label, millivolts, milliamperes)
+        shown |= {f"hwmon{number}/{name}": value for name, value in zip(names, values, strict=True) if value != ""}
     return shows(folder, shown)
 
 
@@ -181,7 +175,7 @@ def collected(folder, status, *options, program="import time; time.sleep(0.3); r
 
 @pytest.mark.slow
 def test_the_collector_writes_what_the_readers_read(tmp_path):
-    a_board(tmp_path / "hwmon", "ina3221", ("VDD_CPU", 5000, 300), ("VDD_IN", 5000, 1200))
+    a_board(tmp_path / "hwmon", ("ina3221", "VDD_CPU", 5000, 300), ("ina3221", "VDD_IN", 5000, 1200))
     collected(tmp_path, 3)
     log = power_log.read(tmp_path / "raw/power_log.log")
     assert len(log.power_w) > 20

@@ -3,7 +3,7 @@
 What a file may import, from the ground up: ``statistics`` (what samples say, the verdict), ``budget``, ``machine``, ``worker``
 (one layer for processes that measure), ``archive`` (where measured tables lie), ``gpus`` (NVML); ``disturbance`` (what makes
 a row noisy: other processes, the host, throttling), ``timing``, ``reference_kernel`` (is the processor as fast as usual?);
-``ceilings``. On them stand ``training`` (profiled runs, the matrix), ``networks`` (end to end) and ``operators`` (sweeps, which
+``ceilings`` (timed by ``probes``). On them stand ``training`` (profiled runs, the matrix), ``networks`` (end to end) and ``operators`` (sweeps, which
 use the allocator of ``networks``); ``compare`` sets two measurements side by side, ``packing`` carries results to another
 machine.
 
