@@ -19,6 +19,7 @@ import pytest
 
 from lib import files
 from lib.measure import machine, timing
+from lib.measure.gpus import card
 from lib.measure.operators import visit, visitor
 
 FILE = "FAKE_GPUS"
@@ -41,7 +42,7 @@ def _write(path, content):
 def forget():
     """Forget what this process knows of its hardware: the cards of a box are changed, or gone."""
     machine.hardware.cache_clear()
-    machine._driver.cache_clear()
+    card.driver.cache_clear()
 
 
 class Box:

@@ -20,9 +20,9 @@ from torch import nn
 
 from lib import locks, paths
 from lib.config.definitions import load_devices
-from lib.measure import load, machine
+from lib.measure import disturbance, machine
 from lib.measure.networks import end_to_end
-from lib.measure.speed_history import Speed
+from lib.measure.reference_kernel import KernelNow
 from lib.predict import calibrate, calibrate_networks, registry
 from lib.predict.advice import advise, advise_operator, advise_text, suggestions
 from lib.predict.advice.query import Query
@@ -198,20 +198,21 @@ def test_devices_whose_times_are_close_beside_their_ranges_tie(second, words, an
     assert (", tied with t4, 2" in advice.reason) == is_tie and " 1 times as fast" not in advice.reason
 
 
-@pytest.mark.parametrize("busy, unscaled, words", [
-    ("", "", "On this CPU: 10 ms usually; 10 ms now (at 1.00 of its usual speed)"),
-    ("others took 1.4 cores", "", "On this CPU: 10 ms usually; the machine is too busy to tell its speed now (others took 1.4"),
-    ("", "cpu-other", "like other, not scaled to this one: no ceilings were measured here.")])
-def test_a_busy_machine_has_no_speed_and_an_unscaled_answer_no_usual_time(busy, unscaled, words, answer, monkeypatch):
-    speed = Speed.from_history(np.array([0.3] * 30 + [30.0 if busy else 0.3]), busy=busy)
+@pytest.mark.parametrize("busy, learned, words", [
+    ("", True, "On this CPU: 10 ms usually; 20 ms now (at 0.50 of its usual speed)."),
+    ("others took 1.4 cores", True, "ms usually; the machine is too busy to tell its speed now (others took 1.4 cores)."),
+    ("", False, "The CPU's time is that of an idle machine")])
+def test_a_busy_machine_has_no_speed_and_one_without_calibration_no_usual_one(busy, learned, words, answer):
+    kernel = KernelNow(0.6, busy)
     cpu = answer.of("cpu")
-    model = replace(cpu.predictor.model, scaling=None)
-    cpu = replace(cpu, predictor=replace(cpu.predictor, origin=unscaled, model=model))
+    facts = cpu.predictor.model.facts | ({"processor_speed": {"usual_ms": 0.3, "elasticity": 1.0}} if learned else {})
+    model = replace(cpu.predictor.model, scaling=None, facts=facts)
+    cpu = replace(cpu, predictor=replace(cpu.predictor, origin="", model=model))
     vars(cpu)["estimate"] = SimpleNamespace(times={"predicted_ms": 10.0, "low_ms": 8.0, "high_ms": 12.0}, predicted_ms=10.0)
     advice = replace(answer, answers=[cpu])
-    assert words in advise_text.cpu_load_note(advice, 99, speed)
-    row, = (row for row in advise_text.records(advice, speed=speed) if row["device"] == "cpu")
-    assert ("now_ms" in row) == (not unscaled) and (row.get("now_ms") is None) == bool(busy or unscaled)
+    assert words in advise_text.cpu_load_note(advice, 99, kernel)
+    row, = (row for row in advise_text.records(advice, kernel=kernel) if row["device"] == "cpu")
+    assert ("now_ms" in row) == learned and (row.get("now_ms") is None) == (bool(busy) or not learned)
 
 
 @pytest.mark.parametrize("gain, is_named", [(1.3, True), (1.1, False)])
@@ -394,7 +395,7 @@ def test_a_prediction_is_verified_on_this_machine(home, networks_here, monkeypat
         suggestions.verified(advised("t4"), [])
     monkeypatch.setattr(suggestions, "_BUDGET_S", 0.05)
     others = iter([0.0, 0.1, 1.9, 0.0, 1.9])  # cores that they hold in each measurement
-    reading = SimpleNamespace(reading=lambda: load.Load(1.0, 1.0, next(others), 0.0, 0.0))
+    reading = SimpleNamespace(reading=lambda: disturbance.Load(1.0, 1.0, next(others), 0.0, 0.0))
     monkeypatch.setattr(suggestions, "LoadWatch", lambda: reading)
     advice = advised("cpu")
     larger = next(change for change in suggestions.suggestions(advice) if "batch" in change.what)

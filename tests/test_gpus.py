@@ -7,22 +7,20 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from unittest import mock
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-from lib import locks, paths, report, store
-from lib.cli import report as report_verbs
+from lib import locks, paths, store
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError
-from lib.measure import load, machine
+from lib.measure import disturbance, machine
+from lib.measure.disturbance import GpuUse, GpuWatch
 from lib.measure.gpus.card import Card
-from lib.measure.gpus.watch import GpuUse, GpuWatch
 from lib.measure.operators import aggregate, device_sweep, sweep, visitor
-from tests import called, fake_gpus, nightly, refused
+from tests import fake_gpus, nightly, refused
 from tests.visitors import InProcess, Visitor, draw_small, identified, visited
 
 pytestmark = pytest.mark.slow
@@ -80,24 +78,23 @@ def test_of_two_cards_alike_each_measures_a_share_and_what_a_lost_one_measured_i
     ("another", {}, "noisy", "no NVML: NVMLError: Driver/library version mismatch"),
     ("shy", {}, "noisy", "the driver does not tell who uses the GPU"),
     ("not found", {"stranger": 1, "share": 0.4}, "stable", "others used 0% of the GPU"),
-    ("old", {"stranger": 1, "share": 0.4}, "noisy", "its share is not told")])
+    ("old", {"stranger": 1, "share": 0.4}, "noisy", "the driver does not tell who uses")])
 def test_a_gpu_is_judged_by_its_own_users_and_clock(box, nvml, card, verdict, words):
     box(2, nvml, **card)
     machine.use(machine.device("cuda:0"))
-    seen = load.LoadWatch("cuda:0").reading()
+    seen = disturbance.LoadWatch("cuda:0").reading()
     assert seen.verdict(threads=1) == verdict and words in seen.words()
     assert nvml in ("absent", "another") or seen.gpu.clock_mhz == 1410
-    busy = load.Load(1.0, 0.0, 64.0, 1.0, 0.0, seen.gpu)
+    busy = disturbance.Load(1.0, 0.0, 64.0, 1.0, 0.0, seen.gpu)
     assert busy.verdict(threads=64) == verdict, "the load of the host says nothing of a GPU"
 
 
 def test_in_a_container_the_processes_of_the_host_have_other_numbers(box):
     here = box(1, "container")
     machine.use(machine.device("cuda:0"))
-    own = load.OwnProcesses()
-    assert GpuWatch(0, own.pids).reading().others == 0.0, "the only one there is this one"
+    assert GpuWatch(0, {os.getpid()}).reading().others == 0.0, "the only one there is this one"
     here.change(0, stranger=7, share=0.3)
-    assert GpuWatch(0, own.pids).reading().others == pytest.approx(0.3), "the busiest of two is taken for this one"
+    assert GpuWatch(0, {os.getpid()}).reading().others == pytest.approx(0.3), "the busiest of two is taken for this one"
 
 
 @pytest.mark.parametrize("mask, in_use, number, uuid", [
@@ -112,26 +109,6 @@ def test_a_card_is_the_one_that_cuda_calls_so(box, monkeypatch, mask, in_use, nu
     if mask:
         monkeypatch.setenv(locks.MASK, mask)
     assert Card(number).value("nvmlDeviceGetUUID") == uuid
-
-
-def test_a_card_in_exclusive_mode_says_who_has_it(box):
-    box(1, mode=3, stranger=4711)
-    with refused(r"cuda:0 cannot be used: .*busy or unavailable \(it is in exclusive mode, and process "
-                                         r"4711 has it\)"):
-        machine.use(machine.device("cuda:0"))
-
-
-@pytest.mark.parametrize("nvml, usable, words", [
-    ("as it is", True, "Not measured: cuda:0, cuda:1 (--devices all measures every card)."),
-    ("as it is", False, "The driver, 570.0, lists 2 NVIDIA cards, and torch can use none: it has "), ("absent", False, "")])
-def test_cards_that_are_not_measured_or_cannot_be_are_named(box, monkeypatch, nvml, usable, words):
-    box(2, nvml)
-    assert machine.overlooked(["cuda:0", "cuda:1"]) == "" and "cuda:1" in machine.overlooked(["cuda:0"])
-    monkeypatch.setattr(report, "run", lambda *_, **__: [])
-    monkeypatch.setattr(report_verbs, "_written", lambda *_: [])
-    with mock.patch("torch.cuda.is_available", lambda: usable):
-        _, _, error = called("run", "01", "--report", "--devices", "cpu")
-    assert error.startswith(words) and bool(error) == bool(words)
 
 
 def test_a_worker_that_comes_back_to_another_card_is_refused(box, monkeypatch):

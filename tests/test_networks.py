@@ -13,7 +13,7 @@ import torch
 from lib import paths, store
 from lib.config import definitions
 from lib.config.base import build
-from lib.measure import load, machine, speed_history
+from lib.measure import machine
 from lib.measure.energy import meters
 from lib.measure.networks import campaign, end_to_end, visits_file
 from lib.measure.networks.case import Case
@@ -49,14 +49,6 @@ def visit(device="cpu", **changed):
 def pretended(home, monkeypatch):
     """Measure nothing: each visit has the same passes."""
     monkeypatch.setattr(campaign, "in_a_process", lambda cases, *_: ([result(case) for case in cases], IDS))
-
-
-def test_each_process_adds_to_the_history_of_the_processors_speed(pretended, monkeypatch):
-    monkeypatch.setattr(load.Load, "verdict", lambda *_: "stable")  # a look at a busy machine is not kept
-    monkeypatch.setattr(speed_history, "_BUSY", 1e9)
-    campaign.measure(PAIR, rounds=2)
-    (history,) = (paths.DATA / "speed").glob("*.csv")
-    assert len(history.read_text().splitlines()) == 1 + 2 * len({(case.network, memory) for case, memory in PAIR})
 
 
 @pytest.mark.cuda

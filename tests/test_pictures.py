@@ -4,10 +4,12 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from lib import paths
 from lib.config.definitions import Workload
+from lib.errors import InputError
 from lib.finetune import data as run_data
 from lib.finetune import finetune, models
 from lib.finetune.config import TrainConfig

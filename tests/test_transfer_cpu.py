@@ -11,7 +11,7 @@ from benchmarks import machines
 from lib import paths, store
 from lib.config.definitions import JobClass
 from lib.finetune import finished
-from lib.measure import load, machine
+from lib.measure import disturbance, machine
 from lib.predict import calibrate_networks, network_training, registry, transfer_cpu
 from lib.predict.advice import advise_text
 from lib.predict.analytic.scaling import Scaling
@@ -129,7 +129,7 @@ def test_the_best_ceilings_of_this_machine_and_as_many_threads_count(home):
 @pytest.mark.parametrize("cores, doubtful, factor", [(0.02, False, 1.5), (0.4, True, 1.0), (1.4, True, 1.0)])
 def test_ceilings_measured_beside_other_processes_scale_nothing(cores, doubtful, factor, home, reference, monkeypatch):
     """Rows of a machine a third busy are noisy, not unusable; two answers of one machine differed by 1.5 for them."""
-    monkeypatch.setattr(load, "own_cores", lambda: range(torch.get_num_threads()))
+    monkeypatch.setattr(disturbance, "own_cores", lambda: range(torch.get_num_threads()))
     peaks = {name: reference.facts[name] / 1.5 for name in ("peak_gflops", "peak_gbps")}
     _save_ceilings(**peaks, number=1, verdict="noisy")
     seen = {"other_cores": cores, "stolen_cores": 0.0}
@@ -146,7 +146,7 @@ def test_ceilings_measured_beside_other_processes_scale_nothing(cores, doubtful,
 @pytest.mark.parametrize("verb", ["advise simple_cnn --input 3x28x28", "advise-op linear gemm_m=64 gemm_k=64 gemm_n=64"])
 def test_a_verb_looks_where_it_may_and_again_where_the_machine_was_busy(verb, home, monkeypatch):
     looks, beside = [], [9.0]
-    monkeypatch.setattr(load, "wait_for_quiet", lambda *_: load.Load(0.5, 0.0, beside[0], 0.0, 0.0))
+    monkeypatch.setattr(disturbance, "wait_for_quiet", lambda *_: disturbance.Load(0.5, 0.0, beside[0], 0.0, 0.0))
     status, out, error = called(*f"{verb} --device cpu --json".split())
     assert status == 0 and not looks and "the answer is not scaled to it: others took 9.0 cores" in error
     beside[0] = 0.0
@@ -247,10 +247,10 @@ def test_advice_and_slots_have_fewer_threads_beside_a_busy_neighbour(home, monke
     advice, of_gpu = (advice_on(device, "simple_cnn", 1, "3x28x28") for device in ("cpu", "t4"))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr(slots, "allowed_cores", lambda: [0, 1])
-    monkeypatch.setattr(load, "free_cores", lambda: 2)
+    monkeypatch.setattr(disturbance, "free_cores", lambda: 2)
     assert advise_text.cpu_load_note(advice, 2).startswith("The CPU's time is that of an idle machine with 2 threads")
     assert slots.slots_here(1)[0].threads == 2
-    monkeypatch.setattr(load, "free_cores", lambda: 1)
+    monkeypatch.setattr(disturbance, "free_cores", lambda: 1)
     note = advise_text.cpu_load_note(advice, 1)
     assert note.endswith("; others hold cores now: set OMP_NUM_THREADS=1 meanwhile.")
     for count in (1, 2):

@@ -30,7 +30,7 @@ def _with_ceilings(options: argparse.Namespace, ask: Callable[[], Any], dtype: s
     import torch
 
     from lib import locks
-    from lib.measure import load
+    from lib.measure import disturbance
     from lib.measure.statistics import STABLE
     from lib.predict import registry, transfer_cpu
 
@@ -39,7 +39,7 @@ def _with_ceilings(options: argparse.Namespace, ask: Callable[[], Any], dtype: s
     cpu = registry.predictor("cpu", dtype) if has_cpu and not options.no_ceilings else None
     if cpu is None or not cpu.is_unscaled:
         return answer
-    beside = load.wait_for_quiet(torch.get_num_threads(), _PATIENCE_S)
+    beside = disturbance.wait_for_quiet(torch.get_num_threads(), _PATIENCE_S)
     if beside.verdict(torch.get_num_threads()) != STABLE:
         note(f"the ceilings of this CPU are not measured now, and the answer is not scaled to it: {beside.words()}")
         return answer
@@ -64,7 +64,8 @@ def _advise(options: argparse.Namespace) -> bool:
     if not options.model or options.out:
         raise InputError("advise takes a network, or --questions FILE.csv and --out" if not options.model else
                          "--out is of --questions; an answer about one network is printed")
-    from lib.measure import load, speed_history
+    from lib.measure import disturbance
+    from lib.measure.reference_kernel import kernel_now
     from lib.predict.advice import advise, advise_text, suggestions
 
     if options.code:
@@ -77,15 +78,15 @@ def _advise(options: argparse.Namespace) -> bool:
     def ask() -> advise.Advice:
         return advise.advise(_query(options), options.device, crossovers=in_full)
 
-    watch = load.LoadWatch()
+    watch = disturbance.LoadWatch()
     advice = _with_ceilings(options, ask)
-    free_cores = load.cores_left(watch.reading())
-    speed = speed_history.look() if advice.of("cpu") and not options.no_ceilings else None
+    free_cores = disturbance.cores_left(watch.reading())
+    kernel = kernel_now() if advice.of("cpu") and not options.no_ceilings else None
     brief = not (options.json or in_full)
-    cpu_load = advise_text.cpu_load_note(advice, free_cores, speed)
+    cpu_load = advise_text.cpu_load_note(advice, free_cores, kernel)
     if options.json:
         verified = suggestions.verified(advice, suggestions.suggestions(advice)) if options.verify else None
-        print(_as_json(advise_text.records(advice, verified, cpu_load, speed)))
+        print(_as_json(advise_text.records(advice, verified, cpu_load, kernel)))
         return False
     changes = suggestions.suggestions(advice)
     if brief:

@@ -14,7 +14,7 @@ import pandas as pd
 from lib import store
 from lib.config.definitions import Campaign
 from lib.errors import entry
-from lib.measure import machine, speed_history
+from lib.measure import machine
 from lib.measure.budget import Budget, interleaved
 from lib.measure.energy.trace import Energy
 from lib.measure.energy.windows import LEAST_S
@@ -75,8 +75,6 @@ def measure(wanted: Sequence[tuple[Case, str]], device_id: str = "cpu", rounds: 
         for key in track([key for key in order if key not in visits], "networks"):
             if budget.spent:
                 break
-            if device_id == "cpu":
-                speed_history.look()
             how = Conditions(case_s, min(PREPARE_S, budget.left_s), raw.with_name(_PREPARED).absolute() if raw else None,
                              energy_s)
             results, identity = in_a_process(groups[key[1:]], device_id, how, key[2])

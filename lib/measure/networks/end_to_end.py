@@ -20,9 +20,9 @@ from lib import locks, store
 from lib.config.definitions import OPENVINO, TORCH
 from lib.errors import InputError, is_broken_device, one_line
 from lib.measure import machine
+from lib.measure.disturbance import LoadWatch
 from lib.measure.energy import windows
 from lib.measure.energy.meters import Meter, absent, open_meter
-from lib.measure.load import LoadWatch
 from lib.measure.networks import allocator
 from lib.measure.networks.case import Case, Program, program
 from lib.measure.networks.runtimes import TENSORS

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, model_validator
 from lib import locks, store
 from lib.config.base import Count, Strict, build, mapping
 from lib.errors import refused
-from lib.measure.gpus.watch import GpuUse
+from lib.measure.disturbance import GpuUse
 from lib.measure.networks.case import Case
 
 Key = tuple[int, str, str]  # round, network and memory

@@ -11,7 +11,7 @@ import pandas as pd
 from lib import store
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError, choices
-from lib.measure import load, statistics
+from lib.measure import disturbance, statistics
 from lib.measure.archive import folders, replayed_device
 from lib.measure.energy.trace import NOT_MEASURED
 from lib.measure.operators import export, points
@@ -38,7 +38,7 @@ def _judged_visits(visits: pd.DataFrame, spare_cores: int) -> pd.DataFrame:
     """
     visits = visits.fillna({"gpu_unknown": "", "gpu_throttled": "", "reason": ""})
     on_gpu = visits["gpu_others"].notna() | (visits["gpu_unknown"] != "")
-    in_the_way = load.in_the_way(visits["other_cores"], visits["stolen_cores"], spare_cores)
+    in_the_way = disturbance.in_the_way(visits["other_cores"], visits["stolen_cores"], spare_cores)
     fastest_mhz = visits.groupby("config")["gpu_mhz"].transform("max")
     usual_ms = visits["yardstick_ms"].quantile(USUAL / 100)
     return visits.assign(

@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from lib import locks, paths, store
-from lib.measure import load, machine
+from lib.measure import disturbance, machine
 from lib.measure.archive import folders, newest
 from lib.measure.budget import ROUNDS, Budget, sampled
 from lib.measure.statistics import Timing, worst
@@ -147,8 +147,8 @@ def measure_work(models: list[str], batch_size: int, precision: str, device_id: 
     machine.use(device)
     items = _items([networks.network(name, batch_size) for name in models], precision, device)
     with locks.device(str(device)):
-        quiet = load.wait_for_quiet(torch.get_num_threads(), budget.patience_s, device=str(device))
-        watch = load.LoadWatch(str(device))
+        quiet = disturbance.wait_for_quiet(torch.get_num_threads(), budget.patience_s, device=str(device))
+        watch = disturbance.LoadWatch(str(device))
         timings, failed = _timed(items, device, budget)
         seen = watch.reading()
     crowded, rows = seen.verdict(torch.get_num_threads()), []

@@ -10,11 +10,10 @@ import torch
 from lib import store
 from lib.errors import InputError, is_broken_device, is_out_of_memory, one_line
 from lib.measure import machine
+from lib.measure.disturbance import GpuUse, LoadWatch
 from lib.measure.energy import windows
 from lib.measure.energy.meters import open_meter
 from lib.measure.energy.trace import Energy
-from lib.measure.gpus.watch import GpuUse
-from lib.measure.load import LoadWatch
 from lib.measure.operators.cold_memory import ColdCalls, Rings
 from lib.measure.reference_kernel import ReferenceKernel
 from lib.measure.timing import Call, Repeat, host_ms, repeated, sampled, synchronize, time_calls, warm_up

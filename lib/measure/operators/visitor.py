@@ -12,7 +12,7 @@ import torch
 from lib import locks, store
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError
-from lib.measure import load, machine
+from lib.measure import disturbance, machine
 from lib.measure.budget import Budget
 from lib.measure.energy.trace import Energy
 from lib.measure.networks import allocator
@@ -39,7 +39,7 @@ def visits(device_id: str, threads: int, visit_ms: float,
     with locks.device(device_id):
         bench = visit.Bench(device, visit_ms)
         bench.kernel.settle()
-        load.wait_for_quiet(threads, patience_s, window_s=0.25, device=str(device))
+        disturbance.wait_for_quiet(threads, patience_s, window_s=0.25, device=str(device))
         gc.disable()
 
         def respond(request: tuple[str, tuple]) -> store.Facts:
@@ -48,7 +48,7 @@ def visits(device_id: str, threads: int, visit_ms: float,
             return getattr(bench, name)(*arguments)
 
         yield {**identity, "tf32": machine.tf32(device), "threads": threads, "pid": os.getpid(),
-               "spare_cores": load.spare_cores(threads), "card": machine.card(device),
+               "spare_cores": disturbance.spare_cores(threads), "card": machine.card(device),
                "free_bytes": machine.free_bytes(device), "meter": bench.meter.name}, respond
 
 

@@ -12,7 +12,7 @@ import torch
 from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
 from lib.measure import archive, machine
-from lib.measure.load import LoadWatch
+from lib.measure.disturbance import LoadWatch
 from lib.measure.networks import allocator
 from lib.measure.statistics import UNUSABLE
 from lib.predict import registry
