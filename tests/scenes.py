@@ -108,8 +108,8 @@ class Networks:
     def __init__(self):
         from lib.measure import machine
         from lib.measure.networks import campaign
-        from lib.measure.networks.case import Case
         from lib.measure.networks.visits_file import Result
+        from lib.work.run_config import RunConfig
 
         def in_a_process(cases, *_):
             time.sleep(0.002)
@@ -117,7 +117,7 @@ class Networks:
                            tensors_mb=1.0) for case in cases], {**machine.ids(), "threads": 1}
 
         campaign.in_a_process = in_a_process
-        wanted = [(Case(name, "infer", 1), "kept") for name in ("W1", "W2", "W6")]
+        wanted = [(RunConfig(name, 1), "kept") for name in ("W1", "W2", "W6")]
         self._write = lambda raw: campaign.measure(wanted, rounds=2, raw=raw)
 
     def write(self, folder):

@@ -8,8 +8,8 @@ from lib import store
 from lib.config.notebooks import MachineParams, SweepParams
 from lib.measure import ceilings
 from lib.measure.networks import visits_file
-from lib.measure.networks.case import Case
 from lib.measure.operators import sweep
+from lib.work.run_config import RunConfig
 from tests import killed, nightly, refused
 from tests.conftest import full_disk
 
@@ -33,7 +33,7 @@ def test_a_writer_killed_in_a_line_leaves_a_file_to_go_on_with(tmp_path, kept):
 
 
 def _visits(home):
-    result = visits_file.Result(case=Case("W1", "infer", 1), reason="x" * 200)
+    result = visits_file.Result(case=RunConfig("W1", 1), reason="x" * 200)
     visit = visits_file.Visit(round=0, network="W1", memory="kept", device="cpu", results=[result], identity={})
     with closing(store.Lines(home / "visits.jsonl", resume=True)) as file:
         file.write(visit.line)

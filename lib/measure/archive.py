@@ -9,8 +9,8 @@ import pandas as pd
 
 from lib import paths, store
 from lib.config.base import mapping
-from lib.config.definitions import TORCH
 from lib.errors import InputError, choices, entry
+from lib.work.runtimes import TORCH
 
 NO_MACHINES = ("models",)  # other folders beside those of machines
 RUNTIMES = "runtimes"  # the campaign of networks in several runtimes

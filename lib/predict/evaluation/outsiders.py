@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lib.config.definitions import RUNTIMES, load_devices
+from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
 from lib.predict import boards, held_out, parallel, registry, steps
 from lib.predict.advice import advise_operator, questions
@@ -25,6 +25,7 @@ from lib.progress import track
 from lib.tables import columns
 from lib.work import networks
 from lib.work.graph import families
+from lib.work.runtimes import RUNTIMES
 
 _WINOGRAD, _BOOST = 4.0, 1.1  # times the peak rate of counted products: by fewer products, by a clock above the stated one
 # what ran, whatever the number of GPUs
