@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from operator import attrgetter
 
 import numpy as np
 import pandas as pd
@@ -28,7 +27,6 @@ from lib.predict.advice.query import Answer, CapturedQuery, is_by_runtime
 from lib.predict.advice.snippets import snippet
 from lib.predict.evaluation import runtime_choices
 from lib.predict.networks import gains, runtimes
-from lib.predict.networks.composition import Composition
 from lib.predict.networks.runtimes import EAGER, TERMS
 from lib.work.run_config import RunConfig
 from lib.work.runtimes import RUNTIMES, eager, onnxruntime
@@ -256,24 +254,26 @@ def test_what_was_not_measured_on_a_cpu_like_this_one_is_refused_by_name(on_mach
 
 
 def test_times_are_compared_at_the_processors_usual_speed(tmp_path):
-    """Cores far apart delay passes on all threads, in each visit of the first network; not those of a thread alone."""
-    def result(case, ms, kernel_ms):
-        return visits_file.Result(case=case, samples_ms=[ms] * 6, reference_kernel_ms=[kernel_ms] * 6)
+    """A slow processor delays passes on all threads, in each visit of the first network; not those of a thread alone."""
+    def result(config, ms, kernel_ms):
+        return visits_file.Result(case=config, samples_ms=[ms] * 6, reference_kernel_ms=[kernel_ms] * 6)
 
     names = ["resnet18", "mobilenet_v2", "squeezenet1_1", "alexnet", "googlenet", "mnasnet1_0", "densenet121", "vgg11"]
-    slow = {(place, number): 1.3 if place == 0 or (place + number) % 3 == 0 else 1.0
-            for place in range(len(names)) for number in range(9)}
-    visits = [visits_file.Visit(round=number, network=names[place], memory="default", device="cpu", results=[
-        result(RunConfig(names[place], 1), 5.0 * factor ** 0.8, 0.2 * factor),
-        result(RunConfig(names[place], 1, threads=1), 9.0, 0.2 * factor)],
-        identity={"threads": 2, "hardware_id": "a", "software_id": "b"}) for (place, number), factor in slow.items()]
+    identity, visits = {"threads": 2, "hardware_id": "a", "software_id": "b"}, []
+    for place, name in enumerate(names):
+        for number in range(9):
+            factor = 1.3 if place == 0 or (place + number) % 3 == 0 else 1.0
+            results = [result(RunConfig(name, 1), 5.0 * factor ** 0.8, 0.2 * factor),
+                       result(RunConfig(name, 1, threads=1), 9.0, 0.2 * factor)]
+            visits.append(visits_file.Visit(round=number, network=name, memory="default", device="cpu",
+                                            results=results, identity=identity))
     raw = tmp_path / "visits.jsonl"
     raw.write_bytes(b"".join(visit.line for visit in visits))
-    table = campaign.summarise(visits, visits[0].identity, "cpu").set_index(["network", "threads"], drop=False)
-    ms = runtime_training.at_usual_speed(table.reset_index(drop=True), raw)["latency_ms"].set_axis(table.index)
-    assert table["latency_ms"]["resnet18", 2] > 6.1 and ms["resnet18", 2] == pytest.approx(5.0, rel=0.05)
-    assert ms.xs(2, level="threads").drop("resnet18").to_numpy() == pytest.approx(5.0, rel=0.01)
-    assert ms.xs(1, level="threads").to_numpy() == pytest.approx(9.0, rel=0.05)
+    table = campaign.summarise(visits, identity, "cpu")
+    assert (table.loc[(table["network"] == "resnet18") & (table["threads"] == 2), "latency_ms"] > 6.1).all()
+    expected = table["threads"].map({2: 5.0, 1: 9.0})
+    corrected = runtime_training.at_usual_speed(table, raw)["latency_ms"]
+    assert corrected.to_numpy() == pytest.approx(expected.to_numpy(), rel=0.05)
 
 
 def test_committed_predictions_give_the_scores_of_the_file_and_the_choices():
@@ -302,113 +302,32 @@ def test_a_cpu_is_answered_from_the_one_whose_instructions_are_its_own(monkeypat
     runtimes.shipped.cache_clear()
 
 
-def test_bf16_in_a_runtime_is_answered_by_a_cpu_without_a_model_of_it(monkeypatch):
-    monkeypatch.setattr(machine, "name", lambda: "another")
-    zen = runtimes.Runtimes.load(runtimes.FOLDER / "cpu-amd-epyc-2c-ea2da3d4.json")
-    monkeypatch.setattr(machine, "instructions", lambda dtype: zen.instructions.get(dtype, ()))
-    monkeypatch.setattr(registry, "has_cpu", lambda dtype: dtype == "fp32")
-    runtimes.shipped.cache_clear()
-    in_fp32, in_bf16 = (advise.advise(RunConfig("squeezenet1_1", 1, runtime="openvino", dtype=dtype), ["cpu"]).table
-                        for dtype in ("fp32", "bf16"))
-    runtimes.shipped.cache_clear()
-    assert in_bf16["predicted_ms"].item() < in_fp32["predicted_ms"].item()
-
-
-def a_machine(name, table, rates, **instructions):
-    """Return rows of a machine whose times are exact sums at ``rates`` by condition, and the file of these rates."""
-    parts = [table.assign(way=way, latency_ms=table[list(TERMS)] @ list(by_term.values())) for way, by_term in rates.items()]
-    fitted = {way: Composition(by_term, 0.1, 20) for way, by_term in rates.items()}
-    file = runtimes.Runtimes(name, 2, instructions, fitted, 0.1, (0.0, 1e12))
-    return pd.concat(parts, ignore_index=True).assign(call_ms=0.0), file
-
-
-def test_a_cpu_that_taught_nothing_is_predicted_from_its_eager_time_and_the_ratios_of_the_one_like_it():
-    """A machine three times as slow with the same ratios is predicted; in int8 only where instructions are the same."""
-    draw, count = np.random.default_rng(1), 60
-    table = pd.DataFrame(draw.dirichlet(np.full(len(TERMS), 0.4), count), columns=list(TERMS)).assign(
-        network=[f"net{number}" for number in range(count)], family=[f"family{number % 20}" for number in range(count)],
-        mode="infer", batch_size=1, usable=True)
-    ways = (EAGER, ORT, replace(ORT, dtype="int8"))
-    usual = {way: dict(zip(TERMS, np.exp(draw.normal(-0.3, 0.4, len(TERMS))).tolist(), strict=True)) for way in ways}
-    slow = {way: {name: rate * 3 for name, rate in rates.items()} for way, rates in usual.items()}
-    machines = {"usual": a_machine("usual", table, usual), "slow": a_machine("slow", table, slow),
-                "vnni": a_machine("vnni", table, usual, int8=("avx512_vnni",))}
-    rows, files = ({name: pair[place] for name, pair in machines.items()} for place in (0, 1))
-    lent = runtime_training.elsewhere(rows, files)
-    assert set(zip(lent["device"], [way.dtype for way in lent["way"]], strict=True)) == {
-        ("usual", "fp32"), ("usual", "int8"), ("slow", "fp32"), ("slow", "int8"), ("vnni", "fp32")}
-    exact = lent[lent["way"] == ways[1]]
-    assert len(exact) == 3 * count and np.abs(np.log(exact["predicted"] / exact["latency"])).median() < 0.1
-    unusable = rows | {"vnni": rows["vnni"].assign(usable=rows["vnni"]["way"] != EAGER)}
-    assert "vnni" not in set(runtime_training.elsewhere(unusable, files)["device"]), "its eager times are not to be relied on"
-
-
-def a_call(**changes):
-    return runtimes.call_cost(replace(EAGER, **changes))
-
-
 def test_a_call_costs_what_an_empty_network_takes(monkeypatch):
     """On one machine: 4.2 us in torch, 14.3 compiled, 4.8 in ONNX Runtime, 10 to 11 in OpenVINO with its tensors set once."""
     monkeypatch.setattr(machine, "name", lambda: "another")
-    costs_us = [a_call(**how)[0] * 1e3 for how in ({}, {"compiled": True}, {"runtime": "onnxruntime"}, {"runtime": "openvino"},
-                                                   {"runtime": "openvino", "threads": 1})]
+    openvino = RunConfig(runtime="openvino")
+    conditions = [EAGER, RunConfig(compiled=True), ORT, openvino, replace(openvino, threads=1)]
+    costs_us = [runtimes.call_cost(condition)[0] * 1e3 for condition in conditions]
     assert costs_us == pytest.approx([4.17, 14.32, 4.79, 11.0, 10.2], abs=0.1)
-    rows = pd.read_csv(runtimes.CALLS)
-    own = rows[rows["network"] == "Empty"].assign(machine="this", low_ms=1.0)
-    monkeypatch.setattr(runtimes, "_empty_passes", lambda: pd.concat([own, rows[rows["network"] == "Empty"]]))
-    assert a_call() == ((1.0 + 0.00417) / 2, f"this, {rows['machine'][0]}"), "no machine is this one: the median of all"
-    monkeypatch.setattr(machine, "name", lambda: "this")
-    assert a_call() == (1.0, "this")
     with refused("calls.csv has no empty network in onnxruntime bf16; measure it with: python -m benchmarks runtime_calls"):
-        a_call(runtime="onnxruntime", dtype="bf16")
+        runtimes.call_cost(replace(ORT, dtype="bf16"))
 
 
-@pytest.mark.parametrize(("network", "shape", "within"), [
-    ("Linear", "16", 1.7), ("Policy", "24", 1.8), ("SmallCnn", "3x28x28", 2.2)])
-def test_small_networks_are_predicted_with_the_cost_of_a_call(on_machine, network, shape, within):
+def test_small_networks_are_predicted_with_the_cost_of_a_call(on_machine):
     """Within the factor of the times in calls.csv, with confidence D and in the range; eager torch within 1.5."""
     on_machine("amd-epyc-2c-ea2da3d4")
-    rows = pd.read_csv(runtimes.CALLS).query("network == @network and batch_size == 1")
-    usual, measured_ms = cpu_answer(f"benchmarks.runtime_calls:{network}", 1, input_shape=shape), {}
+    rows = pd.read_csv(runtimes.CALLS).query("network == 'SmallCnn' and batch_size == 1")
+    usual = cpu_answer("benchmarks.runtime_calls:SmallCnn", 1, "3x28x28")
+    assert usual.columns["bound"] == "launch" and "a call costs 4.17 us of it" in usual.columns["held_out"]
     for row in rows.itertuples():
         way = RunConfig(dtype=row.dtype, compiled=row.compiled, runtime=row.runtime, threads=row.threads)
-        measured_ms[way] = row.low_ms
         found = usual.estimate if way == EAGER else usual.runtime(way)
         factor = max(row.low_ms / found.predicted_ms, found.predicted_ms / row.low_ms)
-        assert factor < (1.5 if way == EAGER else within), way.label
+        assert factor < (1.5 if way == EAGER else 2.2), way.label
         if way != EAGER:
             assert found.low_ms < row.low_ms < found.high_ms and found.is_outside, way.label
             assert advise_text.grade({**vars(found), "source": "", "out_of_range": True}) == "D"
             assert "GFLOPs lie outside of the 0.095 to 122 of these networks; a call costs" in found.evidence
-            assert found.evidence.endswith(f" us (an empty network on {row.machine})")
-    first = max((change for change in suggestions.changes(usual) if change.options), key=attrgetter("predicted_gain"))
-    way = RunConfig(**first.settings)
-    alone = replace(way, instances=1, threads=0 if way.instances == 1 else 1)
-    assert measured_ms[alone] / way.instances < measured_ms[EAGER], "what is suggested first is not slower"
-
-
-def test_the_cost_of_a_call_is_in_every_eager_answer_and_named(on_machine):
-    on_machine("amd-epyc-2c-ea2da3d4")
-    usual, other = (cpu_answer("benchmarks.runtime_calls:Linear", 1, input_shape="16", layout=layout)
-                    for layout in ("contiguous", "channels_last"))
-    without = registry.for_devices(["cpu"], "fp32", shipped=True)[0].estimate(usual.work)
-    assert usual.estimate.predicted_ms - without.predicted_ms == pytest.approx(0.00417)
-    gain = usual.gain("fp32", "channels_last").gain
-    assert other.estimate.predicted_ms - without.predicted_ms / gain == pytest.approx(0.00417), "no layout changes it"
-    assert usual.columns["bound"] == "launch" and "a call costs 4.17 us of it (an empty network on" in usual.columns["held_out"]
-    assert "a call costs" not in cpu_answer("squeezenet1_1", 1).columns["held_out"]
-
-
-def test_an_answer_from_another_cpu_is_as_wide_as_errors_there_were(monkeypatch):
-    file, half = runtimes.shipped(), {}
-    work = cpu_answer("squeezenet1_1", 1)
-    for name in (file.machine, "another"):
-        monkeypatch.setattr(machine, "name", lambda name=name: name)
-        monkeypatch.setattr(runtimes, "shipped", lambda: replace(file, elsewhere_half=2.0))
-        monkeypatch.setattr(runtimes.Runtimes, "refusal", lambda *_: "")
-        found = work.runtime(ORT)
-        half[found.is_borrowed] = np.log(found.high_ms / found.predicted_ms)
-    assert half[False] < 1 < 2 < half[True]
 
 
 def test_ranges_hold_on_cpus_that_were_left_out():

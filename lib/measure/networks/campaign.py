@@ -14,7 +14,7 @@ import pandas as pd
 from lib import store
 from lib.config.definitions import Campaign
 from lib.errors import entry
-from lib.measure import machine, speed_history
+from lib.measure import machine
 from lib.measure.budget import Budget, interleaved
 from lib.measure.energy.trace import Energy
 from lib.measure.energy.windows import LEAST_S
@@ -96,8 +96,6 @@ def measure(wanted: Sequence[Pair], device_id: str = "cpu", rounds: int = 2, cas
         for key in track([key for key in order if key not in visits], "networks"):
             if budget.spent:
                 break
-            if device_id == "cpu":
-                speed_history.look()
             options = MeasureOptions(case_s, min(PREPARE_S, budget.left_s), prepared, energy_s)
             results, identity = in_a_process(groups[key[1:]], device_id, options, key[2])
             visits[key] = Visit(round=key[0], network=key[1], memory=key[2], device=device_id,

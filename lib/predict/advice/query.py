@@ -168,7 +168,7 @@ class Answer:
         card, config = self.predictor.card, self.config
         if card is None or config.is_for_cpu or self.captured.dimensions != 4:  # images
             return None
-        return whole_networks.condition_of(card, config.dtype, config.mode, config.layout, config.compiled)
+        return whole_networks.condition_of(card, config)
 
     @property
     def is_of_fp32_model(self) -> bool:

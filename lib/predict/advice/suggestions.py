@@ -102,16 +102,16 @@ def _runtimes(answer: Answer) -> list[Change]:
 
 def _learned(answer: Answer, change: Change) -> Change:
     """Return a change with the gain of whole networks that ran both ways on the device; unchanged without any."""
-    before = {name: getattr(answer.config, name) for name in ("dtype", "mode", "layout", "compiled")}
-    after = before | change.settings
+    before = answer.config
+    after = replace(before, **change.settings)
     if answer.condition:
         learned = gain(answer.predictor.card, answer.captured.kernel_rows, answer.captured.batch_size, before, after)
         return replace(change, predicted_gain=learned[0], why=learned[1]) if learned else change
-    if not answer.is_of_fp32_model or after["compiled"]:
+    if not answer.is_of_fp32_model or after.compiled:
         return change  # gains are over fp32
     try:
-        way = answer.gain(after["dtype"], after["layout"])
-        usual = answer.gain(before["dtype"], before["layout"]).gain if answer.uses_gain else 1.0
+        way = answer.gain(after.dtype, after.layout)
+        usual = answer.gain(before.dtype, before.layout).gain if answer.uses_gain else 1.0
     except InputError as error:
         return replace(change, why=f"not predicted: {error}")
     return replace(change, predicted_gain=way.gain / usual, why=way.evidence)

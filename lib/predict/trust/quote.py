@@ -45,9 +45,7 @@ def quote(answer) -> Quote:
     if gain:
         return Quote({}, f"in fp32, default layout: {quoted.words}; {gain.evidence}")
     config = answer.config
-    outsiders = scoreboard.of_networks(answer.predictor.kind, config.mode,
-                                       scoreboard.condition_of(config.dtype, config.layout, config.compiled, config.gpus,
-                                                                config.parallel))
+    outsiders = scoreboard.of_networks(answer.predictor.kind, config.mode, scoreboard.condition_of(config))
     return Quote(outsiders, f"{ON_CARD}: {_errors(outsiders)} ({outsiders['sources']}). The model's own: {quoted.words}") \
         if outsiders else quoted
 
