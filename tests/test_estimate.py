@@ -1,6 +1,5 @@
 """Whole networks: what is captured of them, their memory, their composition; and networks measured whole."""
 
-import os
 from functools import partial
 
 import numpy as np
@@ -60,17 +59,6 @@ def test_fresh_bytes_do_not_depend_on_the_process_that_asks(monkeypatch):
                         ("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=5000000")):
         monkeypatch.setenv(name, value)
         assert allocator.fresh_bytes(plan) == before, name
-
-
-@of_glibc
-def test_allocations_are_repeated_beside_other_work_also_of_a_copied_process():
-    plans = [allocator.Plan.from_graph(chain(nn.Conv2d(3, 32, 3), nn.ReLU(), shape=(batch, 3, 64, 64))) for batch in (1, 8, 64)]
-    waiting = [allocator.replayed(plan) for plan in plans]
-    alone = [allocator.fresh_bytes(plan) for plan in plans]
-    assert [replay.result() for replay in waiting] == alone and alone[-1] > 0
-    if not (child := os.fork()):
-        os._exit(allocator.replayed(plans[-1]).result(timeout=60) != alone[-1])
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "threads of the first process are not waited for"
 
 
 @of_glibc

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product, takewhile
+from itertools import takewhile
 from operator import itemgetter
 from typing import Any
 
@@ -131,8 +131,6 @@ def predictions(results: Sequence[Answer]) -> pd.DataFrame:
 def _crossovers(compared: Sequence[Answer]) -> list[str]:
     """Return the batch sizes at which another device becomes the fastest, in words."""
     changes, last = [], ""
-    for batch, answer in product(BATCHES, compared):
-        answer.captured.scaled(batch, answer.predictor.device_type)  # its allocations are replayed in the background
     for batch in BATCHES:
         results = [replace(answer, batch_size=batch) for answer in compared]
         rows = [{"device": answer.predictor.device, **answer.estimate.times} for answer in results if answer.fits]

@@ -136,8 +136,7 @@ def _interpolated(captured: Callable, usual: int, batch_size: int, device_type: 
     sizes = [name for name in first.table.select_dtypes("number") if name not in _COUNTS]
     table = first.table.assign(**{name: line(first.table[name], second.table[name]) for name in sizes})
     totals = {name: max(0.0, line(getattr(first, name), getattr(second, name))) for name in ("weight_bytes", "input_values")}
-    replay = allocator.replayed(plan) if device_type == "cpu" else None
-    return replace(first, table=table, batch_size=batch_size, plan=plan, replay=replay, **totals)
+    return replace(first, table=table, batch_size=batch_size, plan=plan, **totals)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ A network is captured once per device type, or twice if it is asked at many batc
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -107,10 +106,6 @@ def answer(questions: Sequence[Question], more: Sequence[str] = (),
         groups.setdefault(question.shared, []).append(question)
     for config, same in track(groups.items(), "networks"):
         at = _captures(config, {question.config.batch_per_gpu for question in same})
-        for batch in sorted({question.config.batch_per_gpu for question in same
-                             if question.device.partition("@")[0] in ("", "cpu")}):
-            with suppress(Exception):  # each question tells its own error
-                at(batch).scaled(batch)  # its allocations are replayed in the background meanwhile
         for question in same:
             rows[id(question)] = list(_answered(question, at, models, more, condition))
     table = pd.DataFrame([row for question in questions for row in rows[id(question)]], columns=[*COLUMNS, *more])
