@@ -25,11 +25,11 @@ from lib.measure.networks import end_to_end
 from lib.measure.reference_kernel import KernelNow
 from lib.predict import calibrate, calibrate_networks, registry
 from lib.predict.advice import advise, advise_operator, advise_text, suggestions
-from lib.predict.advice.query import Query
 from lib.predict.networks import work
 from lib.predict.trust import quote
 from lib.tables import columns
 from lib.work import networks
+from lib.work.run_config import RunConfig
 from tests import advice_on, output_of, refusal, refused
 
 pytestmark = pytest.mark.slow
@@ -64,7 +64,7 @@ def test_every_device_with_a_model_answers(answer):
 @pytest.mark.parametrize("name, mode", [("resnet18", "infer"), ("simple_cnn", "train")])
 def test_other_batches_scale_from_a_single_sample_like_captured_ones(name, mode):
     """One sample has convolutions of other memory: it is not on the line of the others."""
-    query = advise.CapturedQuery(Query(name, 1, "3x64x64", mode))
+    query = advise.CapturedQuery(RunConfig(name, 1, "3x64x64", mode))
     (cpu,) = registry.for_devices(["cpu"], "fp32")
     longest_ms = cpu.estimate(query.scaled(1)).predicted_ms
     for batch in (4, 32):
@@ -81,7 +81,7 @@ def test_resident_memory_is_what_a_fresh_process_grows_by():
     """Of the libraries, weights and tensors: more than the tensors, with the optimizer's state where a step is asked for."""
     (cpu,) = registry.for_devices(["cpu"], "fp32", shipped=True)
     for mode in ("infer", "train"):
-        captured = advise.CapturedQuery(Query("simple_cnn", 8, "3x28x28", mode))
+        captured = advise.CapturedQuery(RunConfig("simple_cnn", 8, "3x28x28", mode))
         row = advise.Answer(captured, cpu).columns
         assert row["memory_mb"] + 150 < row["rss_mb"] < 2 * row["memory_mb"] + 250
         assert row["rss_low_mb"] < row["rss_mb"] < row["rss_high_mb"]

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from lib.predict.advice import questions
-from lib.predict.advice.query import Query
 from lib.work import networks
 from lib.work.building import values
 from lib.work.building.inputs import Input
 from lib.work.graph import capture, counts
 from lib.work.networks import Network
+from lib.work.run_config import RunConfig
 from tests import in_both_modes, output_of, refused
 from tests.test_capture import ran
 from tests.test_named_networks import SIDES, SMALL, written
@@ -128,7 +128,7 @@ def test_the_branch_is_taken_on_a_gpu_too_and_in_an_optimizers_step():
 def test_the_answer_says_which_branch_was_taken():
     out = output_of("advise", f"{__name__}:Branches", *"--input 8 --device t4 --batch-size 4 --explain".split())
     assert "its control flow depends on values (test_branches.py, line 34): the branch of random inputs was taken" in out
-    table = questions.answer([questions.Question(1, Query(f"{__name__}:Branches", 4, "8"), "t4")])
+    table = questions.answer([questions.Question(1, RunConfig(f"{__name__}:Branches", 4, "8"), "t4")])
     assert "values at test_branches.py, line 34 (those of random inputs)" in table["not_modelled"][0]
 
 

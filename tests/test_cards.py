@@ -21,6 +21,7 @@ from lib.work import networks
 from lib.work.building.timm_models import MERGED
 from lib.work.graph import capture
 from lib.work.networks import Network
+from lib.work.run_config import RunConfig
 from tests import advice_on
 from tests.test_published import refused
 
@@ -215,7 +216,7 @@ def test_a_training_step_takes_its_passes_from_whole_networks_where_they_were_le
     advice = advised("rtx-3090", **how)
     row, predictor = advice.table.iloc[0], advice.answers[0].predictor
     assert row["source"] == "learned from whole networks"
-    condition = whole_networks.condition_of(predictor.card, "fp16", "train")
+    condition = whole_networks.condition_of(predictor.card, RunConfig(mode="train", dtype="fp16"))
     whole = whole_networks.answer(predictor.card, advice.captured.kernel_rows, 64, condition)
     passes = row["forward_ms"] + row["backward_ms"]
     assert 0.8 * whole.predicted_ms < passes < whole.predicted_ms, "the optimizer is a part of its own"

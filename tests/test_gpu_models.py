@@ -10,7 +10,7 @@ import pytest
 
 from lib.config.definitions import load_devices
 from lib.predict import boards, registry, training, transfer
-from lib.predict.advice.query import Answer, CapturedQuery, Query
+from lib.predict.advice.query import Answer, CapturedQuery
 from lib.predict.evaluation import gpu_kernels, gpu_networks
 from lib.predict.operators import fitting, inputs
 from lib.predict.operators.cost_model import CostModel
@@ -18,6 +18,7 @@ from lib.predict.operators.features_gpu import Chip
 from lib.predict.operators.regressors import Rates
 from lib.predict.operators.validation import matrices_of, shapes_of
 from lib.work.graph import spaces
+from lib.work.run_config import RunConfig
 from tests import nightly
 
 VENDORS = load_devices()
@@ -98,7 +99,7 @@ def test_no_kernel_is_faster_than_the_stated_peak(monkeypatch):
 
 def test_no_network_is_faster_than_the_stated_peak(monkeypatch):
     def passes():
-        return Answer(CapturedQuery(Query("vit_b_16", 64)), registry.predictor("h100-sxm", "fp32")).passes
+        return Answer(CapturedQuery(RunConfig("vit_b_16", 64)), registry.predictor("h100-sxm", "fp32")).passes
 
     usual = passes()
     fast = dict.fromkeys(usual.parts.kernels_ms, 0.01)

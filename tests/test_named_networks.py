@@ -9,12 +9,13 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from lib.measure.networks.case import Case, program
+from lib.measure.networks.program import program
 from lib.predict.analytic import complexity, cross_check
 from lib.work import networks
 from lib.work.building import fakes, inputs
 from lib.work.building.inputs import Input
 from lib.work.graph import capture, counts
+from lib.work.run_config import RunConfig
 from tests import advice_on, in_both_modes, output_of, refused
 from tests import written as written_to
 from tests.test_capture import ran
@@ -92,7 +93,7 @@ def test_a_users_own_network_takes_tokens_and_several_inputs(tmp_path):
     asked = f"{__name__}:Pair", 2, str(tmp_path / "pair.yml")
     for mode in ("infer", "train"):
         assert (advice_on(["cpu", "t4"], *asked, mode).table["predicted_ms"] > 0).all()
-    step, _ = program(Case(asked[0], "train", *asked[1:]), torch.device("cpu"))
+    step, _ = program(RunConfig(*asked, mode="train"), torch.device("cpu"))
     step()
     assert complexity.analyse(*asked).macs == 2 * 6 * 8 * 4
     rows = cross_check.compare(*asked).set_index("source")

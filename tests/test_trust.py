@@ -10,7 +10,7 @@ from torch import nn
 from lib.measure import archive
 from lib.predict import held_out as held_out_rows
 from lib.predict import registry
-from lib.predict.advice.query import Answer, CapturedQuery, Query
+from lib.predict.advice.query import Answer, CapturedQuery
 from lib.predict.cards import card_errors, card_model, rows
 from lib.predict.cards.features import Condition
 from lib.predict.networks import architectures, work
@@ -18,6 +18,7 @@ from lib.predict.transfer_cpu import CALIBRATED
 from lib.predict.trust import errors, quote
 from lib.work import networks
 from lib.work.networks import Network
+from lib.work.run_config import RunConfig
 from tests import output_of, refusal, refused
 from tests.test_cards import EAGER, answered
 
@@ -134,7 +135,7 @@ def gpu(device, dtype):
 
 def quoted(predictor, *query, **more):
     """Return what is quoted beside the answer to a query."""
-    return quote.quote(Answer(CapturedQuery(Query(*query, **more)), predictor))
+    return quote.quote(Answer(CapturedQuery(RunConfig(*query, **more)), predictor))
 
 
 @pytest.mark.parametrize("model, mode, batch, words", [

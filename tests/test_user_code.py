@@ -9,13 +9,12 @@ import pytest
 
 from lib.cli.main import main
 from lib.measure.networks import end_to_end
-from lib.measure.networks.case import Case
 from lib.predict.advice import advise
-from lib.predict.advice.query import Query
 from lib.predict.analytic import complexity, cross_check
 from lib.predict.networks import work
 from lib.work import models, networks
 from lib.work.graph import capture
+from lib.work.run_config import RunConfig
 from tests import refused
 
 pytestmark = pytest.mark.slow
@@ -154,7 +153,7 @@ def test_a_network_too_large_for_memory_is_counted_and_not_run(zoo):
 
 
 @pytest.mark.parametrize("call", [lambda name: complexity.analyse(name, 1, "3x8x8"), cross_check.compare,
-                                  lambda name: advise.advise(Query(name, 1, "3x8x8"), ["cpu"])])
+                                  lambda name: advise.advise(RunConfig(name, 1, "3x8x8"), ["cpu"])])
 def test_every_question_about_a_network_takes_the_same_door(call, zoo):
     with refused(r"model 'zoo:Exits' does not run .* it ends the program"):
         call("zoo:Exits")
@@ -163,7 +162,7 @@ def test_every_question_about_a_network_takes_the_same_door(call, zoo):
 @pytest.mark.parametrize("name, mode", [("zoo:made", "infer"), ("zoo:GivesNested", "train"), ("zoo:Random", "infer"),
                                             ("zoo:Random", "train"), ("zoo:PartlyEmpty", "train")])
 def test_what_can_be_answered_is(name, mode, zoo):
-    answer = advise.advise(Query(name, 1, "3x8x8", mode), ["cpu", "t4"])
+    answer = advise.advise(RunConfig(name, 1, "3x8x8", mode), ["cpu", "t4"])
     assert (answer.table["low_ms"] > 0).all() and np.isfinite(answer.table["high_ms"]).all() and len(answer.crossovers)
 
 
@@ -204,8 +203,8 @@ def test_what_a_network_prints_goes_to_stderr_and_breaks_no_json(zoo, capfd):
 
 def test_a_measured_network_that_exits_is_a_reason(zoo, capfd, monkeypatch):
     monkeypatch.setenv("LIB_LOCKS", str(zoo))
-    cases = [Case(f"zoo:{name}", "infer", 1, "3x8x8") for name in ("Exits", "Prints")]
-    results, _ = end_to_end._measure(cases, "cpu", end_to_end.Conditions(0.001))
-    assert results[0].reason == "model 'zoo:Exits' does not run: it ends the program, by sys.exit(0) (zoo.py, line 26)"
+    cases = [RunConfig(f"zoo:{name}", 1, "3x8x8") for name in ("Exits", "Prints")]
+    results, _ = end_to_end._measure(cases, "cpu", end_to_end.MeasureOptions(0.001))
+    assert results[0].reason == "model 'zoo:Exits' does not run: it ends the program, by sys.exit(0) (zoo.py, line 29)"
     assert results[1].reason == "" and len(results[1].samples_ms) >= end_to_end.LEAST
     assert capfd.readouterr().out == ""

@@ -79,7 +79,7 @@ def _networks(options: argparse.Namespace) -> bool:
     device = options.device if options.dry_run else str(machine.device(options.device))
     wanted, rounds = campaign.on_device(campaign.cases(plan, options.networks), device), options.rounds or plan.rounds
     if options.dry_run:
-        print("\n".join(f"{case.words}, memory {memory}" for case, memory in wanted))
+        print("\n".join(f"{config.label}, memory {memory}" for config, memory in wanted))
         return False
     folder = paths.NETWORKS / options.name
     table, facts = campaign.measure(wanted, device, rounds, options.case_s or plan.case_s, options.budget_s,
