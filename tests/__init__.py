@@ -57,13 +57,13 @@ def nightly(*values):
     return pytest.param(*values, marks=pytest.mark.nightly)
 
 
-def advice_on(devices, *query, **more):
-    """Return the advice on a query for one device or several, without batch sizes at which another one is better."""
+def advice_on(devices, *config, power_limit_w=0.0, **more):
+    """Return the advice on a run for one device or several, without batch sizes at which another one is better."""
     from lib.predict.advice import advise
-    from lib.predict.advice import query as queries
+    from lib.work.run_config import DeviceCondition, RunConfig
 
     several = [devices] if isinstance(devices, str) else devices
-    return advise.advise(queries.Query(*query, **more), several, crossovers=False)
+    return advise.advise(RunConfig(*config, **more), several, False, DeviceCondition(power_limit_w=power_limit_w))
 
 
 def refused(words):

@@ -210,7 +210,7 @@ class Card:
         self.records, self.recorded = records, []
         monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Event(self))
         monkeypatch.setattr(timing, "_graphed", self.graphed)
-        for module in (timing, visit, ceilings):
+        for module in (timing, visit):
             monkeypatch.setattr(module, "synchronize", self.synchronize)
         monkeypatch.setattr(visit, "time", SimpleNamespace(perf_counter=lambda: self.host_ms / 1e3))
 

@@ -7,7 +7,6 @@ import nbformat
 import pytest
 
 from lib import report, store
-from lib.config import notebooks
 from tests import refused, written
 
 RUN = "document.title=7"
@@ -87,10 +86,3 @@ def test_what_no_run_wrote_is_refused(home, keys, entry, texts, told):
     with refused(told):
         report.page(home)
         report.keys(home, "01_machine")
-
-
-def test_numbers_without_a_size_are_shown(home):
-    recorded = {name: {"value": float(name), "unit": "", "tolerance": None} for name in ("inf", "-inf", "nan")}
-    executed(home, [code(data(**{KEYS: recorded}))])
-    assert report.keys(home, "01_machine")["inf"]["value"] == float("inf")
-    assert report.page(home)[1] == [f"{name}: has not been run" for name in notebooks.NOTEBOOKS if name != "01_machine"]

@@ -12,7 +12,7 @@ import pytest
 from lib import paths
 from lib.errors import InputError
 from lib.predict import model_file, registry
-from lib.predict.operators.cost_model import NETWORK_PARTS, CostModel
+from lib.predict.operators.cost_model import CostModel
 from tests import advice_on, output_of, refused, with_value
 
 CPU, GPU = next(registry.SHIPPED.glob("cpu-*_fp32.json.gz")), registry.SHIPPED / "a100-sxm-80gb_bf16.json.gz"
@@ -98,10 +98,6 @@ def test_a_file_with_a_wrong_entry_is_one_line(device, place, value, words, tmp_
     refuse(write(tmp_path / (CPU if device == "cpu" else GPU).name, edited(device, place, value)), words)
 
 
-def test_one_tree_less_is_a_model_as_well(tmp_path):
-    CostModel.load(write(tmp_path / "m.json.gz", edited("gpu", f"{FIT}/trees/roots", shorter)))
-
-
 def test_what_is_no_such_file_is_one_line(tmp_path, monkeypatch):
     path, whole = tmp_path / "m.json.gz", CPU.read_bytes()
     texts = [gzip.compress(text) for text in (b"", b"[1, 2]", b"null", b"{}", b"\xff", b"[" * 100_000)]
@@ -139,13 +135,6 @@ def test_a_model_without_the_facts_that_predict_is_refused(fact, tmp_path):
     facts = {name: value for name, value in content("gpu")["facts"].items() if name != fact}
     path = write(tmp_path / GPU.name, {**content("gpu"), "facts": facts})
     refuse(path, f"lacks the facts {fact}, which predictions need; train it again")
-
-
-def test_what_was_learned_of_networks_is_saved_with_a_model(tmp_path):
-    model = registry.load(CPU)
-    again = CostModel.load(model.save(tmp_path / "again.json.gz"))
-    for name in NETWORK_PARTS:  # another machine's kinds of operators run among others alike
-        assert getattr(again, name) == getattr(model, name) == getattr(model.borrowed(), name) != {}
 
 
 def test_a_broken_file_among_others_does_not_vanish(home):

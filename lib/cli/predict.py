@@ -10,6 +10,7 @@ from lib import paths
 from lib.cli.options import a_path, add_verb, flag, new_file, note, number, option, whole
 from lib.errors import InputError, choices
 from lib.names import known
+from lib.work.runtimes import RUNTIMES
 
 _BUDGET_S = 120.0  # of calibrate
 _PATIENCE_S = 2.0  # for a quiet machine, before its ceilings are measured
@@ -30,7 +31,7 @@ def _with_ceilings(options: argparse.Namespace, ask: Callable[[], Any], dtype: s
     import torch
 
     from lib import locks
-    from lib.measure import load
+    from lib.measure import disturbance
     from lib.measure.statistics import STABLE
     from lib.predict import registry, transfer_cpu
 
@@ -39,7 +40,7 @@ def _with_ceilings(options: argparse.Namespace, ask: Callable[[], Any], dtype: s
     cpu = registry.predictor("cpu", dtype) if has_cpu and not options.no_ceilings else None
     if cpu is None or not cpu.is_unscaled:
         return answer
-    beside = load.wait_for_quiet(torch.get_num_threads(), _PATIENCE_S)
+    beside = disturbance.wait_for_quiet(torch.get_num_threads(), _PATIENCE_S)
     if beside.verdict(torch.get_num_threads()) != STABLE:
         note(f"the ceilings of this CPU are not measured now, and the answer is not scaled to it: {beside.words()}")
         return answer
@@ -64,28 +65,29 @@ def _advise(options: argparse.Namespace) -> bool:
     if not options.model or options.out:
         raise InputError("advise takes a network, or --questions FILE.csv and --out" if not options.model else
                          "--out is of --questions; an answer about one network is printed")
-    from lib.measure import load, speed_history
+    from lib.measure import disturbance
+    from lib.measure.reference_kernel import kernel_now
     from lib.predict.advice import advise, advise_text, suggestions
 
     if options.code:
         from lib.predict.advice import snippets
 
-        print(snippets.snippet(_query(options)))
+        print(snippets.snippet(_run_config(options)))
         return False
     in_full = not options.json and (options.explain or options.verify)
 
     def ask() -> advise.Advice:
-        return advise.advise(_query(options), options.device, crossovers=in_full)
+        return advise.advise(_run_config(options), options.device, in_full, _device_condition(options))
 
-    watch = load.LoadWatch()
+    watch = disturbance.LoadWatch()
     advice = _with_ceilings(options, ask)
-    free_cores = load.cores_left(watch.reading())
-    speed = speed_history.look() if advice.of("cpu") and not options.no_ceilings else None
+    free_cores = disturbance.cores_left(watch.reading())
+    kernel = kernel_now() if advice.of("cpu") and not options.no_ceilings else None
     brief = not (options.json or in_full)
-    cpu_load = advise_text.cpu_load_note(advice, free_cores, speed)
+    cpu_load = advise_text.cpu_load_note(advice, free_cores, kernel)
     if options.json:
         verified = suggestions.verified(advice, suggestions.suggestions(advice)) if options.verify else None
-        print(_as_json(advise_text.records(advice, verified, cpu_load, speed)))
+        print(_as_json(advise_text.records(advice, verified, cpu_load, kernel)))
         return False
     changes = suggestions.suggestions(advice)
     if brief:
@@ -99,12 +101,18 @@ def _advise(options: argparse.Namespace) -> bool:
     return False
 
 
-def _query(options: argparse.Namespace) -> Any:
-    from lib.predict.advice.query import Query
+def _run_config(options: argparse.Namespace) -> Any:
+    from lib.work.run_config import RunConfig
 
-    names = "model batch_size mode dtype layout gpus parallel runtime threads instances".split()
-    return Query(**{name: getattr(options, name) for name in names}, input_shape=options.input, compiled=options.compile,
-                 power_limit_w=options.power_limit or 0.0)
+    names = ("batch_size", "mode", "dtype", "layout", "gpus", "parallel", "runtime", "threads", "instances")
+    return RunConfig(options.model, input_shape=options.input, compiled=options.compile,
+                     **{name: getattr(options, name) for name in names})
+
+
+def _device_condition(options: argparse.Namespace) -> Any:
+    from lib.work.run_config import DeviceCondition
+
+    return DeviceCondition(power_limit_w=options.power_limit or 0.0)
 
 
 def _answer_questions(options: argparse.Namespace) -> bool:
@@ -114,9 +122,9 @@ def _answer_questions(options: argparse.Namespace) -> bool:
 
     if options.model or options.verify:
         raise InputError("--questions is asked without a network and without --verify: each row names its own")
-    rows = questions.read(options.questions, _query(options), options.device)
+    rows = questions.read(options.questions, _run_config(options), options.device)
     options.device = sorted({question.device for question in rows}) if all(question.device for question in rows) else []
-    table = _with_ceilings(options, lambda: questions.answer(rows))
+    table = _with_ceilings(options, lambda: questions.answer(rows, condition=_device_condition(options)))
     note(questions.summary(table))
     if options.out:
         print(files.create(options.out, table.to_csv(index=False).encode()))
@@ -259,7 +267,7 @@ def _add_advise(verbs) -> None:
                     default="contiguous", choices=("contiguous", "channels_last")),
              flag("--compile", "compiled by torch.compile"),
              option("--runtime", "what runs it on this CPU (default torch)", default="torch",
-                    choices=("torch", "onnxruntime", "openvino")),
+                    choices=tuple(RUNTIMES)),
              option("--threads", "of each process on this CPU (default: all cores)", whole(0), 0),
              option("--instances", "processes side by side on this CPU (default 1)", whole(1), 1),
              flag("--code", "print a program that runs the network so, to paste and run"),

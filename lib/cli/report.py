@@ -51,11 +51,6 @@ def _run(options: argparse.Namespace) -> bool:
         print("\n".join(job.command for job in jobs))
         return False
     with locks.writers((folder / f"{job.stem}.ipynb" for job in jobs), 0.0):  # until the page is built of them
-        if options.report and source == "measure":
-            from lib.measure import machine
-
-            if cards := machine.overlooked(devices):
-                note(cards)
         outcomes = report.run(jobs, folder, paths.REPORT / "replayed" if options.check else None,
                               usable_cores() if source == "replay" else 1)
         failed = any(outcome.status != "ok" for outcome in outcomes)

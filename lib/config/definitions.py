@@ -14,7 +14,6 @@ from lib.names import words
 
 Dtype = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
 Rate = Annotated[float, NUMBER, Field(gt=0, lt=1e8)]
-TORCH, ONNXRUNTIME, OPENVINO = RUNTIMES = ("torch", "onnxruntime", "openvino")  # what runs networks; torch may compile them
 
 
 class VendorDevice(Strict):
@@ -218,7 +217,7 @@ class NetworkSet(Strict):
     dtypes: tuple[Literal["fp32", "bf16", "fp16", "int8"], ...] = ("fp32",)
     layouts: tuple[Literal["contiguous", "channels_last"], ...] = ("contiguous",)
     compiled: tuple[bool, ...] = (False,)
-    runtimes: tuple[Literal[*RUNTIMES], ...] = RUNTIMES[:1]
+    runtimes: tuple[str, ...] = ("torch",)
     threads: tuple[whole(0, 4096), ...] = (0,)
     instances: tuple[Positive, ...] = (1,)
     every: Positive = 1

@@ -11,7 +11,7 @@ import torch
 
 from lib import files, paths
 from lib.config.notebooks import ProfileParams
-from lib.measure import load
+from lib.measure import disturbance
 from lib.measure.budget import Budget
 from lib.measure.energy.windows import LEAST_S, Recorder
 from lib.measure.timing import synchronize
@@ -149,7 +149,7 @@ class Outcome:
     """The results of the passes of one run, beside their rows: ``pipelined`` is the clock of the unsynchronised pass."""
 
     pipelined: Stopwatch
-    seen: load.Load
+    seen: disturbance.Load
     metrics: dict[str, dict[str, float]]
 
 
@@ -188,7 +188,7 @@ def _warm_pass(run: Run, observer: Observer | None, most_s: float) -> float:
 def measure_passes(run: Run, budget: Budget) -> Outcome:
     """Run warm-up, the unsynchronised pass, the profiled epochs, evaluation and test."""
     p, metrics, least_s = run.p, {}, LEAST_S if run.recorder.present else 0.0
-    watch = load.LoadWatch(str(run.device))
+    watch = disturbance.LoadWatch(str(run.device))
     if not p.profile:
         pipelined = _pipelined(run, *PassLimits(p, budget, _warm_up(run, None, budget)).next(least_s=least_s))
         return Outcome(pipelined, watch.reading(), metrics)

@@ -13,7 +13,7 @@ from lib import locks, paths, store
 from lib.config import definitions
 from lib.config.notebooks import ProfileParams
 from lib.errors import InputError
-from lib.measure import archive, load, machine
+from lib.measure import archive, disturbance, machine
 from lib.measure.budget import Budget
 from lib.measure.energy.meters import open_meter
 from lib.measure.energy.windows import Recorder, idle_seconds
@@ -143,7 +143,7 @@ def measure(p: ProfileParams, workload: definitions.Workload | None = None) -> P
         with machine.working(device):
             trainer = Trainer(task, options, adam(p.lr) if p.optimizer == "adam" else sgd(p.lr, p.momentum, p.weight_decay))
         stack.enter_context(locks.device(str(device)))
-        before = load.wait_for_quiet(torch.get_num_threads(), patience_s=budget.patience_s, device=str(device))
+        before = disturbance.wait_for_quiet(torch.get_num_threads(), patience_s=budget.patience_s, device=str(device))
         stem = f"run_{task.workload.id}_{task.workload.dataset}_{task.workload.model}_{device.type}"
         run_id = _free_name(stem, stack)
         recorder = stack.enter_context(Recorder(open_meter(str(device))))

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from lib.measure import load
+from lib.measure import disturbance
 from lib.measure.statistics import STABLE, Timing, judged
 
 DRIFT = 0.03  # thirds of a run whose medians differ by more than this are not one population
@@ -29,7 +29,7 @@ def same_configuration(runs: pd.DataFrame, row: dict) -> pd.DataFrame:
     return runs[same & (runs["verdict"] == STABLE)]
 
 
-def judge(step_ms: np.ndarray, seen: load.Load, threads: int, pipelined_ms: float | None,
+def judge(step_ms: np.ndarray, seen: disturbance.Load, threads: int, pipelined_ms: float | None,
           earlier_ms: list[float]) -> tuple[str, str]:
     """Return the verdict on a run and the reason, empty when it is stable.
 
