@@ -1,4 +1,4 @@
-"""From visits to the ``sweep`` table: medians over rounds, verdicts, stale results; reading and replay."""
+"""From visits to the ``sweep`` table: medians, verdicts, stale results; reading and replay."""
 
 import json
 from collections.abc import Iterator
@@ -164,7 +164,7 @@ def write(table: pd.DataFrame, folder: Path, facts: store.Facts) -> pd.DataFrame
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep as a notebook shows it: table, raw visits of all devices, folder, start, and a note."""
+    """A sweep as a notebook shows it: table, raw visits of all devices, folder, start, note."""
 
     table: pd.DataFrame
     visits: pd.DataFrame
@@ -179,7 +179,7 @@ class Sweep:
 
 
 def read(folder: Path) -> Sweep:
-    """Read a finished sweep; InputError names what is missing. Reference sweeps have no raw visits."""
+    """Read a finished sweep; InputError names what is missing. Replays have no raw visits."""
     table = store.read(folder / "sweep.parquet", "sweep")
     facts = store.read_json(folder / "sweep.meta.json")
     started_utc = facts.get("started_utc", "?")

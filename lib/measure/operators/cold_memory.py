@@ -30,7 +30,7 @@ class Rings:
         self._device, self._rings, self._places = device, {}, {}
 
     def cut(self, spec: TensorSpec, fill: str) -> torch.Tensor | None:
-        """Return the next piece as a tensor; None if it is no float, empty, or over half the ring."""
+        """Return the next piece; None if it is no float, empty, or over half the ring."""
         if not spec.dtype.startswith(("float", "bfloat")) or not spec.elements:
             return None
         key = (fill, spec.dtype)
@@ -48,7 +48,7 @@ class Rings:
 
 
 class ColdCalls:
-    """Runs operators on tensors that were last used long ago, their outputs in other memory each time."""
+    """Runs operators on tensors that were last used long ago."""
 
     def __init__(self, ops: Sequence[Op], device: torch.device, rings: Rings):
         self._ops, self._device, self._rings = ops, device, rings
@@ -67,7 +67,7 @@ class ColdCalls:
         return piece
 
     def one(self) -> tuple[float, bool]:
-        """Return the time of the operators, in ms, and whether the process grew for them meanwhile."""
+        """Return the time of the operators, in ms, and whether the process grew meanwhile."""
         given = [(op.overload, *rebuild.arguments(op, self._device, self._make)) for op in self._ops]
         self._awake.add_(1.0)  # the other threads are awake too, as in a network
         faults = allocator.page_faults()

@@ -1,4 +1,4 @@
-"""The sweep of one device: rounds over its points in random order, and the raw files that resume it."""
+"""The sweep of one device: rounds over its points, and the raw files that resume it."""
 
 import json
 import random
@@ -25,7 +25,7 @@ from lib.work.graph import spaces
 from lib.work.graph.ops import Ops
 
 MOST_FAILURES = 8  # of a family in a row, before the rest of it is left out
-_MOST_TOO_LARGE = 1000  # sampled points in a row, before a space counts as too large for this machine
+_MOST_TOO_LARGE = 1000  # sampled points in a row, before their space counts as too large
 _EXTRA_ROUNDS = 2  # for configurations whose rounds disagree
 _EXTRA_SHARE = 0.15  # of the budget, beyond it, for these rounds
 _TIMES_SHARE = 0.2  # of the budget, at least, for times; energy loops take what is left
@@ -39,8 +39,8 @@ class StoppedError(Exception):
 class DeviceSweep:
     """One device's part of a sweep, resumed from its raw files (a CSV for each of _TABLES).
 
-    Its worker starts at once, ``ready`` waits for it, ``run`` measures, ``close`` ends it. What goes
-    wrong is in ``failure``, and in ``error`` where it is no failure of the input or the device.
+    Its worker starts at once, ``ready`` waits for it, ``run`` measures, ``close`` ends it. What
+    goes wrong is in ``failure``, and in ``error`` where it is no failure of the input or the device.
     """
 
     def __init__(self, device: str, p: SweepParams, folder: Path, stop: threading.Event,
@@ -117,14 +117,14 @@ class DeviceSweep:
             self.configs[row["config"]] = (config, config.ops(self.device))
 
     def _claim(self, facts: store.Facts) -> None:
-        """Note the hardware, software and threads of the visits; InputError where they have changed."""
+        """Note hardware, software and threads of the visits; InputError where they changed."""
         path = self.folder / "measured_on.json"
         before = mapping(store.read_json(path), path) if self.visits and path.exists() else facts
         differing = [f"{name} was {before.get(name)!r} and is {facts.get(name)!r}"
                      for name in sorted({*before, *facts}) if before.get(name) != facts.get(name)]
         if differing:
-            raise InputError(f"{self.folder} cannot be gone on with, {self.device} is another one now: "
-                             f"{choices(differing)}; give this sweep another name")
+            raise InputError(f"{self.folder} cannot be gone on with, {self.device} is another one "
+                             f"now: {choices(differing)}; give this sweep another name")
         store.write_json(facts, path)
 
     def _append(self, table: str, row: store.Facts) -> None:
@@ -153,12 +153,12 @@ class DeviceSweep:
                 raise InputError(f"{self.device} was lost after {len(self.visits)} visits, "
                                  f"which are kept: {error}") from None
             if not self.configs:
-                raise InputError(f"{self.device}: no valid point to measure ({self.invalid} invalid, "
-                                 f"{len(self.skipped)} skipped); the last: {self._refused}")
+                raise InputError(f"{self.device}: no valid point to measure ({self.invalid} "
+                                 f"invalid, {len(self.skipped)} skipped); the last: {self._refused}")
             if not self._promising:
                 (reason, times), = Counter(self.failed.values()).most_common(1)
-                raise InputError(f"{self.device}: each of {len(self.failed)} configurations failed, "
-                                 f"{times} of them with: {reason}")
+                raise InputError(f"{self.device}: each of {len(self.failed)} configurations "
+                                 f"failed, {times} of them with: {reason}")
 
     def _rounds(self) -> None:
         p, budget_s = self._p, self._p.budget_s
@@ -195,7 +195,7 @@ class DeviceSweep:
         return self._failures[family] >= MOST_FAILURES
 
     def _first_round(self) -> None:
-        """Visit new points until there are ``count``, or more would leave no time for all rounds."""
+        """Visit new points until there are ``count``, or the rounds need the time that is left."""
         for key in list(self.configs):  # entered, then interrupted
             self._visit(key, 0)
         if any(number > 0 for _, number in self.visits):
@@ -232,8 +232,9 @@ class DeviceSweep:
             return self._is_over(p.budget_s)
         return self._is_over((p.budget_s - self._loops_s) / p.rounds)
 
-    def _round(self, name: int | str, keys: Iterable[str], budget_s: float, measure: Callable) -> None:
-        """Measure configurations until the budget is spent, in a random order, the same in each call."""
+    def _round(self, name: int | str, keys: Iterable[str], budget_s: float,
+               measure: Callable) -> None:
+        """Measure configurations in a random order, by a fixed seed, until the budget is spent."""
         keys = sorted(keys)
         random.Random(f"{self._p.seed} {name}").shuffle(keys)
         for key in keys:
@@ -258,5 +259,6 @@ class DeviceSweep:
     def _loop(self, key: str, _: str) -> None:
         """Loop a configuration for its energy, for no longer than what is left of the budget."""
         left_s = self._p.budget_s - self._spent_s if self._p.budget_s else np.inf
-        row = self.visitor.energy(*self.configs[key], max(_LEAST_LOOP_S, min(self._p.energy_s, left_s)))
+        seconds = max(_LEAST_LOOP_S, min(self._p.energy_s, left_s))
+        row = self.visitor.energy(*self.configs[key], seconds)
         self._append("energies", {"config": key, **row})

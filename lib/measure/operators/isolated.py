@@ -1,4 +1,4 @@
-"""Networks and their operators timed in isolation: forward passes, and the costliest operators of the first."""
+"""Forward passes of networks, and the costliest operators of the first, timed in isolation."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from lib.work.graph import capture, counts, families, ops, rebuild
 
 OPERATORS = 20
 _NETWORKS_SHARE = 0.4  # of the budget
-_BALANCE = 10.0  # FLOPs that cost as much as a byte: only to choose which operators are worth timing
+_BALANCE = 10.0  # FLOPs that cost as much as a byte: only to choose operators
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def _forward(net: networks.Network, device: torch.device, dtype: torch.dtype) ->
 
 
 def _items(nets: list[networks.Network], precision: str, device: torch.device) -> list[Item]:
-    """Return the forward pass of each network, and the costliest operators of the first, to time."""
+    """Return what is timed: each forward pass, and the costliest operators of the first."""
     ids, dtype, items = machine.ids(), dtypes.torch_dtype(precision), []
 
     def add(net: networks.Network, build: Callable[[], Call], work: list[ops.Op], **row: object) -> None:
@@ -105,7 +105,8 @@ def footprint(op: ops.Op) -> int:
     return sum(touched.values())
 
 
-def _timed(items: list[Item], device: torch.device, budget: Budget) -> tuple[list[Timing], list[str]]:
+def _timed(items: list[Item], device: torch.device,
+           budget: Budget) -> tuple[list[Timing], list[str]]:
     """Time every item in ROUNDS rounds, each in a random order; also return what could not run.
 
     Later rounds are dropped once the budget is spent. An operator that the device lacks has no

@@ -1,4 +1,4 @@
-"""The points of a sweep in the order of their first visits: drawn from spaces, or a walk of a grid."""
+"""The points of a sweep in the order of their first visits, from spaces or a grid."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ Part = tuple[int, int]  # a share of the points: number i of n
 
 
 def timings(latency_type: str, cache: str) -> list[dict[str, str]]:
-    """Return the timings of a point that two parameters of a sweep, which may be ``both``, ask for."""
+    """Return the timings of a point that two parameters of a sweep ask for; each may be ``both``."""
     latency_types, caches = (_BOTH[name] if value == "both" else (value,)
                              for name, value in (("latency_type", latency_type), ("cache", cache)))
     return [{"latency_type": one, "cache": other} for one, other in product(latency_types, caches)]

@@ -1,4 +1,4 @@
-"""Sweeps with a budget, resumable: one worker process per device, side by side; shards are merged."""
+"""Resumable sweeps with a budget: one worker process per device, side by side; merged shards."""
 
 import glob
 import threading
@@ -55,8 +55,8 @@ def _folder(p: SweepParams) -> Path:
         plan = folder / "plan.json"
         if not plan.exists():
             if folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
-                raise InputError(f"{folder} is not empty and has no plan.json: it is no sweep of this "
-                                 "project; give another name")
+                raise InputError(f"{folder} is not empty and has no plan.json: it is no sweep of "
+                                 "this project; give another name")
             store.write_json(identity, plan)
     other = base.mapping(store.read_json(plan), plan)
     differing = [f"{n} = {other.get(n)!r}" for n in _IDENTITY if other.get(n) != identity[n]]
@@ -147,16 +147,18 @@ def merge(folders: Sequence[Path], name: str) -> Path:
     """
     for folder in folders:
         if not (folder / "sweep.parquet").is_file():
-            raise InputError(f"{folder} has no sweep.parquet: it is no sweep that has ended; measure it "
-                             "again by the same line")
+            raise InputError(f"{folder} has no sweep.parquet: it is no sweep that has ended; measure "
+                             "it again by the same line")
     plans = [base.mapping(store.read_json(folder / "plan.json"), folder) for folder in folders]
     facts = [base.mapping(store.read_json(folder / "sweep.meta.json"), folder) for folder in folders]
     differing = {key for plan in plans for key in plan.keys() - {"shard"} if plan[key] != plans[0].get(key)}
     if differing:
-        raise InputError(f"the folders are of different sweeps: they differ in {choices(sorted(differing))}")
+        raise InputError("the folders are of different sweeps: they differ in "
+                         f"{choices(sorted(differing))}")
     shards, of = sorted(str(plan["shard"]) for plan in plans), str(plans[0]["shard"]).partition("/")[2]
     if shards != sorted(f"{number}/{of}" for number in range(int(of) if of.isdecimal() else 0)):
-        raise InputError(f"all shards of one sweep are needed, each once; these are {choices(shards)}")
+        raise InputError("all shards of one sweep are needed, each once; these are "
+                         f"{choices(shards)}")
     tables = [store.read(folder / "sweep.parquet", "sweep") for folder in folders]
     table = pd.concat(tables, ignore_index=True)
     for column in ("hardware_id", "software_id"):
@@ -182,7 +184,7 @@ def sweep(p: SweepParams) -> aggregate.Sweep:
     if p.merge:
         folders = [Path(path) for path in sorted(glob.glob(p.merge))]
         if not folders:
-            raise InputError(f"03_sweep: merge = {p.merge!r} is no folder of a shard, and no pattern "
-                             "of such folders")
+            raise InputError(f"03_sweep: merge = {p.merge!r} is no folder of a shard, and no "
+                             "pattern of such folders")
         return aggregate.read(merge(folders, p.name or "merged"))
     return aggregate.read(measure_sweep(p))

@@ -1,4 +1,4 @@
-"""One visit of a sweep: build a configuration, check it, time it for a moment, in a process of its own."""
+"""One visit of a sweep: build a configuration, check it, time it for a moment."""
 
 import time
 from functools import cached_property
@@ -36,7 +36,7 @@ NOTHING = {"latency_ms": np.nan, "n": 0, "calls": 0, "spread_ms": np.nan, "yards
 
 
 class Bench:
-    """What times configurations on a device, for ``visit_ms`` each; its tools last from visit to visit."""
+    """What times configurations on a device, for ``visit_ms`` each."""
 
     def __init__(self, device: torch.device, visit_ms: float):
         self.device, self.visit_ms, self._begin = device, visit_ms, time.perf_counter()
@@ -50,7 +50,7 @@ class Bench:
 
     @cached_property
     def flush(self) -> Call:
-        """Give what writes more than the caches hold, so that the next call finds its inputs in memory.
+        """Give what writes more than the caches hold, so that a call finds its inputs in memory.
 
         For whole calls, and for accelerators, where device events leave the writing out; kernels on
         a CPU are given other memory instead (``cold_memory``).
@@ -65,7 +65,7 @@ class Bench:
         return Rings(self.device)
 
     def visit(self, config: Config, ops: Ops) -> store.Facts:
-        """Build, check and time one configuration; return its row of ``repeats``, also of a failure.
+        """Build, check and time one configuration; return its row of ``repeats``.
 
         The reference kernel waits a moment for the processor to be as fast as usual, and tells
         whether it stayed so.
@@ -110,7 +110,7 @@ class Bench:
                 "loop_s": time.perf_counter() - begin, **energy.columns}
 
     def _reason(self, error: Exception) -> str:
-        """Return why a configuration failed; WorkerLostError where this process has lost its GPU."""
+        """Return why a configuration failed; WorkerLostError where the GPU is broken."""
         if is_broken_device(error):
             raise WorkerLostError(one_line(error)) from None
         if is_out_of_memory(error) and self.device.type == "cuda":
@@ -118,7 +118,7 @@ class Bench:
         return one_line(error)
 
     def _call(self, config: Config, ops: Ops) -> Call:
-        """Return the operators alone, or end to end: the public function, or autograd's backward pass."""
+        """Return the operators alone, or the public function, or its backward pass by autograd."""
         if config.latency_type == "kernel":
             return rebuild.runnable(ops, self.device)
         family, dtype = families.family(config.op), torch_name(config.dtype)
@@ -134,7 +134,7 @@ class Bench:
         return lambda: torch.autograd.grad(output, wanted, gradient, retain_graph=True)
 
     def _samples(self, config: Config, ops: Ops) -> tuple[list[float], int, str]:
-        """Build, check and time a configuration; return times, calls of each, and what else they hold."""
+        """Build, check and time a configuration; return times, calls of each, and a note."""
         kernel, cold = config.latency_type == "kernel", config.cache == "cold"
         call = self._call(config, ops)
         result = call()
@@ -145,19 +145,21 @@ class Bench:
             return self._kernel_samples(call)
         if kernel and self.device.type == "cpu":
             del call
-            return ColdCalls(ops, self.device, self._rings).samples(self.visit_ms / 1e3, _LEAST), 1, ""
+            calls = ColdCalls(ops, self.device, self._rings)
+            return calls.samples(self.visit_ms / 1e3, _LEAST), 1, ""
         return self._lone_samples(call, cold, host=not kernel), 1, ""
 
     def _back_to_back(self, call: Call) -> tuple[Repeat, float]:
-        """Return what makes the calls of a sample back to back, and the time of a lone call, in ms."""
+        """Return the calls of a sample back to back, and the time of a lone call, in ms."""
         once_ms = warm_up(call, self.device, _WARM_MS / 1e3)
         return repeated(call, once_ms, self.device, _SAMPLE_MS, _MOST_CALLS), once_ms
 
     def _kernel_samples(self, call: Call) -> tuple[list[float], int, str]:
-        """Time calls back to back; return times, calls of each, and what else they hold."""
+        """Time calls back to back; return times, calls of each, and a note."""
         repeat, once_ms = self._back_to_back(call)
         before = [once_ms] if once_ms > _WARM_MS else []
-        samples = sampled(lambda: repeat.ms(self.device), self.visit_ms / 1e3, _LEAST_WARM, before=before)
+        samples = sampled(lambda: repeat.ms(self.device), self.visit_ms / 1e3, _LEAST_WARM,
+                          before=before)
         launched = self.device.type == "cuda" and not repeat.graphed
         return samples, repeat.calls, LAUNCHED if launched else ""
 
@@ -178,7 +180,7 @@ class Bench:
         return sampled(one, self.visit_ms / 1e3, _LEAST)
 
     def _lasting(self, call: Call) -> Call:
-        """Return as many flushes as keep a GPU at work while the host queues ``call``, twice over."""
+        """Return flushes that keep a GPU at work for twice as long as queueing ``call`` takes."""
         synchronize(self.device)
         begin = time.perf_counter()
         call()

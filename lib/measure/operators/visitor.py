@@ -1,4 +1,4 @@
-"""The worker of a sweep: a process that visits configurations on one device, replaced when it is lost."""
+"""The worker of a sweep: a process that visits configurations on one device."""
 
 import gc
 import os
@@ -25,7 +25,7 @@ from lib.work.graph.spaces import Config
 @contextmanager
 def visits(device_id: str, threads: int, visit_ms: float,
            patience_s: float) -> Iterator[tuple[store.Facts, Callable]]:
-    """Set this process up for visits to a device; yield its identity, and the function of a request.
+    """Set this process up for visits to a device; yield its identity and the function of a request.
 
     A request is the name of a method of ``Bench`` and its arguments. Raises InputError for a device
     that is not here or is taken.
@@ -53,7 +53,7 @@ def visits(device_id: str, threads: int, visit_ms: float,
 
 
 class Visitor:
-    """Has configurations visited in a worker process, and starts another one where it dies or hangs."""
+    """Has configurations visited in a worker process; replaces one that dies or hangs."""
 
     def __init__(self, device: str, p: SweepParams):
         self._device, self._p, self._card = device, p, ""
@@ -61,7 +61,7 @@ class Visitor:
 
     def _start(self) -> None:
         patience_s = min(self._p.patience_s, Budget(self._p.budget_s).patience_s)
-        # with a retained heap, or the outputs of large operators would fault in their pages each time
+        # a retained heap, or the outputs of large operators would fault in their pages
         self._service = Service(visits, self._device, self._p.threads, self._p.visit_ms, patience_s,
                                 environment=allocator.RETAINED)
 
@@ -93,7 +93,7 @@ class Visitor:
             raise
 
     def visit(self, config: Config, ops: Ops) -> store.Facts:
-        """Return the row of ``repeats`` of one visit; where the worker is lost, that is its reason."""
+        """Return the row of ``repeats`` of one visit, which failed where the worker is lost."""
         begin = time.monotonic()
         try:
             return self._ask("visit", (config, ops), self._p.timeout_s)
