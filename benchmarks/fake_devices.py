@@ -35,7 +35,7 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as home, pytest.MonkeyPatch.context() as patch:
         patch.setenv(fake_gpus.FILE, str(fake_gpus.Box(home, max(SEVERAL)).path))
-        patch.setattr(visitor, "_visits", fake_gpus.visits)
+        patch.setattr(visitor, "visits", fake_gpus.visits)
         patch.setattr(paths, "SWEEPS", Path(home) / "sweeps")
         fake_gpus.put(patch)
         for repeat in range(REPEATS):

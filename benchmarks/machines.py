@@ -21,7 +21,6 @@ from lib.errors import InputError
 from lib.measure import machine, worker
 from lib.measure.networks import campaign, visits_file
 from lib.measure.networks.allocator import HEAPS
-from lib.measure.networks.case import Case
 from lib.measure.reference_kernel import ELASTICITY, USUAL, ProcessorSpeed
 from lib.predict import calibrate, registry, transfer_cpu
 from lib.predict.calibrate_networks import CASES
@@ -30,6 +29,7 @@ from lib.predict.registry import Predictor
 from lib.predict.scores import score
 from lib.work import networks
 from lib.work.graph.ops import MODES
+from lib.work.run_config import RunConfig
 
 INSTRUCTIONS = {"native": (), "avx512": ("AVX512_CORE", "avx512", "AVX512"), "avx2": ("AVX2", "avx2", "AVX2"),
                 "sse41": ("SSE41", "default", "SSE4_2")}
@@ -104,7 +104,7 @@ def _visits(cases: list, moments: int, folder: Path) -> pd.DataFrame:
         table = campaign.summarise([visit], visit.identity, "cpu")
         raw = {result.case: np.median(result.samples_ms) for result in visit.results if result.samples_ms}
         kernel = {result.case: np.median(result.reference_kernel_ms) for result in visit.results if result.samples_ms}
-        by_case = [Case(*values) for values in table[list(Case.__dataclass_fields__)].itertuples(index=False, name=None)]
+        by_case = [RunConfig.from_row(row) for row in table.to_dict("records")]
         tables.append(table.assign(moment=visit.round, measured_ms=[raw.get(case, np.nan) for case in by_case],
                                    reference_ms=[kernel.get(case, np.nan) for case in by_case]))
     return pd.concat(tables, ignore_index=True).query("status == 'ok'").reset_index(drop=True)
@@ -124,8 +124,8 @@ def one_machine(options: argparse.Namespace) -> None:
         except InputError as error:
             refused = True
             print(f"   not calibrated: {error}", flush=True)
-    cases = [(Case(name, mode, batch), heap) for name in options.networks for mode, batch in CASES for heap in options.heaps
-             if mode in options.modes]
+    cases = [(RunConfig(name, batch, mode=mode), heap) for name in options.networks for mode, batch in CASES
+             for heap in options.heaps if mode in options.modes]
     rows = _visits(cases, options.moments, paths.NETWORKS / "held_out")
     calibrated = registry.predictor("cpu", "fp32")
     usual_ms = float(np.percentile(rows["reference_ms"].dropna(), USUAL))

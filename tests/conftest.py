@@ -17,7 +17,7 @@ from unittest import mock
 import pytest
 
 from lib import locks, paths
-from tests import XRAYS, write_power_log
+from tests import write_power_log
 
 # Two test workers share the cores; a pool of threads each would make them wait for one another at every barrier.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -143,16 +143,6 @@ def with_card(monkeypatch):
     from lib.measure import machine
 
     monkeypatch.setattr(machine, "devices", lambda: ["cpu", "cuda:0"])
-
-
-@pytest.fixture
-def xrays(home):
-    """Put the real X-rays where the project looks for them."""
-    if not XRAYS.is_file():
-        pytest.skip(f"the real X-rays are not here: {XRAYS}")
-    paths.MEDMNIST.mkdir(parents=True)
-    shutil.copy(XRAYS, paths.MEDMNIST)
-    return paths.MEDMNIST / XRAYS.name
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from lib.config.notebooks import MachineParams, ProfileParams, SweepParams
 from lib.measure import ceilings, disturbance, machine
 from lib.measure import probes as ceiling_probes
 from lib.measure.budget import Budget
-from lib.measure.operators import device_sweep, points
+from lib.measure.operators import device_sweep
 from lib.measure.training import matrix, profile_run
 from lib.work.training import Trainer
 from tests import refused, row
@@ -145,7 +145,9 @@ def drive(folder, **more):
     p = SweepParams(op="activation", device="cpu", rounds=4, **{"budget_s": 20.0, **more})
     device = device_sweep.DeviceSweep("cpu", p, folder, threading.Event())
     device.ready()
-    device.run(points.Points(p, {"cpu": device.room}))
+    device.run()
+    device.close()
+    assert device.failure == ""
     return store.read(folder / "cpu/repeats.csv", "repeats")
 
 

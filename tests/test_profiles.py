@@ -17,7 +17,7 @@ from lib.config.notebooks import ProfileParams
 from lib.measure import archive, budget, disturbance, machine
 from lib.measure.energy import meters
 from lib.measure.training import passes, profile_run, profiler, summary
-from lib.work import medmnist_files
+from lib.work import synthetic
 from lib.work.training import PHASES
 from tests import cut_training, refused
 from tests.conftest import home_paths
@@ -32,7 +32,7 @@ def short(workload="W6", **more):
 
 @pytest.mark.parametrize("name", [f"W{n}" for n in range(1, 8)])
 def test_every_workload_completes_all_passes(home, quiet, monkeypatch, name):
-    monkeypatch.setattr(medmnist_files, "_SYNTHETIC_MB", 4)
+    monkeypatch.setattr(synthetic, "MOST_MB", 4)
     size = {"W3": 4, "W4": 2, "W5": 2}.get(name, 0)
     run = profile_run.measure(short(name, iters=1, warmup_iters=1, batch_size=size))
     rows, workload = run.rows, definitions.workload(name)

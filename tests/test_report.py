@@ -12,7 +12,7 @@ import nbformat
 import pytest
 from nbformat import v4
 
-from lib import files, paths, progress, report, store
+from lib import files, paths, report, store
 from lib.cli.main import _parser
 from lib.config import definitions, notebooks
 from lib.work.graph import spaces
@@ -121,16 +121,6 @@ def test_the_summary_runs_last_with_the_key_numbers_of_the_others(home, monkeypa
     report.run(jobs(names=["00", "01", "02"]), paths.EXECUTED, parallel=2)
     assert begun[-1] == ("00_summary", True) and len(begun) == 4
     assert sorted(store.read_json(paths.EXECUTED / "keys.json")) == ["01_machine_cpu", "02_profile_W1_cpu", "02_profile_W5_cpu"]
-
-
-def test_what_goes_on_is_said_in_a_terminal_and_nowhere_else(capsys, monkeypatch):
-    for name in ("CI", "LIB_BATCH"):
-        monkeypatch.delenv(name, raising=False)
-    for is_terminal in (False, True):
-        monkeypatch.setattr("sys.stderr.isatty", lambda answer=is_terminal: answer, raising=False)
-        with progress.doing("loading"):
-            pass
-        assert capsys.readouterr() == ("", "loading ...\r\033[K" * is_terminal)
 
 
 def test_numbers_that_move_are_named(home, monkeypatch):

@@ -79,7 +79,7 @@ def _networks(options: argparse.Namespace) -> bool:
     device = options.device if options.dry_run else str(machine.device(options.device))
     wanted, rounds = campaign.on_device(campaign.cases(plan, options.networks), device), options.rounds or plan.rounds
     if options.dry_run:
-        print("\n".join(f"{case.words}, memory {memory}" for case, memory in wanted))
+        print("\n".join(f"{config.label}, memory {memory}" for config, memory in wanted))
         return False
     folder = paths.NETWORKS / options.name
     table, facts = campaign.measure(wanted, device, rounds, options.case_s or plan.case_s, options.budget_s,
@@ -128,8 +128,8 @@ def add(verbs) -> None:
              option("--notes", "notes on the machine, for the record of the environment", default=""),
              flag("--nsight", "count the work of each cell's kernels (Nsight Compute), time none"),
              flag("--dry-run", "print the cells and how many of their runs are there"))
-    add_verb(verbs, _compare, "compare", "two measured runs, sweeps or matrix environments: is B faster, slower or the same",
-             option("a", "a run id, a sweep, an environment of the matrix, or a file or folder of one", a_path),
+    add_verb(verbs, _compare, "compare", "two measured sweeps or matrix environments: is B faster, slower or the same",
+             option("a", "a sweep, an environment of the matrix, or a file or folder of one", a_path),
              option("b", read=a_path),
              option("--threshold", "differences up to this share are the same (default 0.03, which is 3 %%)", number(most=0.99),
                     0.03))

@@ -8,9 +8,9 @@ from typing import Any
 
 from lib import paths
 from lib.cli.options import a_path, add_verb, flag, new_file, note, number, option, whole
-from lib.errors import InputError, choices, printable
+from lib.errors import InputError, choices
 from lib.names import known
-from lib.progress import doing
+from lib.work.runtimes import RUNTIMES
 
 _BUDGET_S = 120.0  # of calibrate
 _PATIENCE_S = 2.0  # for a quiet machine, before its ceilings are measured
@@ -65,21 +65,19 @@ def _advise(options: argparse.Namespace) -> bool:
     if not options.model or options.out:
         raise InputError("advise takes a network, or --questions FILE.csv and --out" if not options.model else
                          "--out is of --questions; an answer about one network is printed")
-    with doing("loading torch"):
-        from lib.measure import disturbance
-        from lib.measure.reference_kernel import kernel_now
-        from lib.predict.advice import advise, advise_text, suggestions
+    from lib.measure import disturbance
+    from lib.measure.reference_kernel import kernel_now
+    from lib.predict.advice import advise, advise_text, suggestions
 
     if options.code:
         from lib.predict.advice import snippets
 
-        print(snippets.snippet(_query(options)))
+        print(snippets.snippet(_run_config(options)))
         return False
     in_full = not options.json and (options.explain or options.verify)
 
     def ask() -> advise.Advice:
-        with doing(f"capturing {printable(options.model)} and predicting"):
-            return advise.advise(_query(options), options.device, crossovers=in_full)
+        return advise.advise(_run_config(options), options.device, in_full, _device_condition(options))
 
     watch = disturbance.LoadWatch()
     advice = _with_ceilings(options, ask)
@@ -103,12 +101,18 @@ def _advise(options: argparse.Namespace) -> bool:
     return False
 
 
-def _query(options: argparse.Namespace) -> Any:
-    from lib.predict.advice.query import Query
+def _run_config(options: argparse.Namespace) -> Any:
+    from lib.work.run_config import RunConfig
 
-    names = "model batch_size mode dtype layout gpus parallel runtime threads instances".split()
-    return Query(**{name: getattr(options, name) for name in names}, input_shape=options.input, compiled=options.compile,
-                 power_limit_w=options.power_limit or 0.0)
+    names = ("batch_size", "mode", "dtype", "layout", "gpus", "parallel", "runtime", "threads", "instances")
+    return RunConfig(options.model, input_shape=options.input, compiled=options.compile,
+                     **{name: getattr(options, name) for name in names})
+
+
+def _device_condition(options: argparse.Namespace) -> Any:
+    from lib.work.run_config import DeviceCondition
+
+    return DeviceCondition(power_limit_w=options.power_limit or 0.0)
 
 
 def _answer_questions(options: argparse.Namespace) -> bool:
@@ -118,9 +122,9 @@ def _answer_questions(options: argparse.Namespace) -> bool:
 
     if options.model or options.verify:
         raise InputError("--questions is asked without a network and without --verify: each row names its own")
-    rows = questions.read(options.questions, _query(options), options.device)
+    rows = questions.read(options.questions, _run_config(options), options.device)
     options.device = sorted({question.device for question in rows}) if all(question.device for question in rows) else []
-    table = _with_ceilings(options, lambda: questions.answer(rows))
+    table = _with_ceilings(options, lambda: questions.answer(rows, condition=_device_condition(options)))
     note(questions.summary(table))
     if options.out:
         print(files.create(options.out, table.to_csv(index=False).encode()))
@@ -263,7 +267,7 @@ def _add_advise(verbs) -> None:
                     default="contiguous", choices=("contiguous", "channels_last")),
              flag("--compile", "compiled by torch.compile"),
              option("--runtime", "what runs it on this CPU (default torch)", default="torch",
-                    choices=("torch", "onnxruntime", "openvino")),
+                    choices=tuple(RUNTIMES)),
              option("--threads", "of each process on this CPU (default: all cores)", whole(0), 0),
              option("--instances", "processes side by side on this CPU (default 1)", whole(1), 1),
              flag("--code", "print a program that runs the network so, to paste and run"),

@@ -76,8 +76,7 @@ def _written(executed: Path, out: Path | None = None) -> list[str]:
     path = files.create(out, html.encode()) if out else files.replace(paths.REPORT / "index.html", html.encode())
     for line in problems:
         note(f"failed: {line}")
-    if not files.is_stream(path):
-        print(path)
+    print(path)
     return problems
 
 

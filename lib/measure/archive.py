@@ -8,8 +8,8 @@ import pandas as pd
 
 from lib import files, paths, store
 from lib.config.base import mapping
-from lib.config.definitions import TORCH
 from lib.errors import InputError, choices, entry
+from lib.work.runtimes import TORCH
 
 NO_MACHINES = ("models",)  # folders of the reference that hold no machine
 RUNTIMES = "runtimes"  # the campaign of networks in several runtimes

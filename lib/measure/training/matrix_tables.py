@@ -19,11 +19,6 @@ def path_of(environment: str) -> Path:
     return paths.MATRIX / f"{_STEM}{environment}.csv"
 
 
-def is_one(path: Path) -> bool:
-    """Return whether a file is named as a table of throughputs."""
-    return path.name.startswith(_STEM) and path.suffix == ".csv"
-
-
 def rows(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the table ``matrix`` of some ``runs``; its settings are what is not as usual in a configuration."""
     table, usual = matrix.configurations(runs).rename(columns={"mean": "images_per_sec"}), ProfileParams().model_dump()

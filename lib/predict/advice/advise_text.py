@@ -3,6 +3,7 @@
 import math
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,14 +44,18 @@ Row = dict[str, Any]
 
 def heading(advice: Advice) -> str:
     """Say what was predicted."""
-    query, batch_size = advice.captured.query, advice.captured.batch_size * advice.captured.query.gpus
-    work, scheme = "a forward pass", query.parallel
-    if query.mode == "train":
+    config = advice.captured.config
+    batch_size = advice.captured.batch_size * config.gpus
+    work, scheme = "a forward pass", config.parallel
+    if config.mode == "train":
         work = "a training step (loader, copy, forward, backward, Adam)"
         scheme = parallel.SCHEMES[scheme].words.format(advice.table["gradients_mb"].iloc[0])
-    conditions = [*query.words, *[f"{query.gpus} GPUs ({scheme})"] * (query.gpus > 1)]
-    given = [f"{entry.name} {entry.sample}".strip() for entry in query.network(1).batch if entry.name or not entry.is_float]
-    return (f"{query.model}, {work} of {batch_size} sample{'s' * (batch_size > 1)}"
+    how = replace(config, network="", gpus=1).label
+    conditions = [how if config.is_for_cpu else how.removeprefix("torch ")]
+    if config.gpus > 1:
+        conditions.append(f"{config.gpus} GPUs ({scheme})")
+    given = [f"{entry.name} {entry.sample}".strip() for entry in config.loaded(1).batch if entry.name or not entry.is_float]
+    return (f"{config.network}, {work} of {batch_size} sample{'s' * (batch_size > 1)}"
             f"{f' of {choices(given)}' if given else ''}, {', '.join(conditions)}")
 
 
@@ -104,7 +109,7 @@ def _prepared(advice: Advice) -> list[str]:
 
 
 def _limited(advice: Advice) -> list[str]:
-    limit_w = advice.captured.query.power_limit_w
+    limit_w = advice.answers[0].device_condition.power_limit_w
     rows = advice.table.to_dict("records") if limit_w else ()
     return [f"{row['device']} limited to {limit_w:g} W: {limits.text(row)}." for row in rows]
 
@@ -221,7 +226,7 @@ def text(advice: Advice) -> str:
 
 def _notes(advice: Advice) -> list[str]:
     """Return notes on the times, such as operators without a model and hosts that nobody measured."""
-    shown, dtype = advice.table, advice.captured.query.dtype
+    shown, dtype = advice.table, advice.captured.config.dtype
     works = {answer.predictor.device_type: answer.work for answer in advice.answers}
 
     def listed(name):
@@ -250,7 +255,7 @@ def _notes(advice: Advice) -> list[str]:
 def _step_notes(advice: Advice) -> list[str]:
     """Return the sources of the parts of a training step."""
     sources = {}
-    for answer in advice.answers if advice.captured.query.mode == "train" else ():
+    for answer in advice.answers if advice.captured.config.mode == "train" else ():
         for name, costs in steps.costs_of(answer.predictor).items():
             sources.setdefault(f"{name.replace('_', ' ')}: {costs.source}", []).append(answer.predictor.device)
     return [f"{source} ({choices(devices)})" for source, devices in sources.items()]
@@ -353,11 +358,11 @@ def verdict(advice: Advice, measured_ms: float) -> str:
     if math.isnan(measured_ms):
         return ("\nnot compared with a measurement: other processes held this machine's cores meanwhile; run --verify again "
                 "when it is idle")
-    what = "forward and backward measured" if advice.captured.query.mode == "train" else "measured"
+    what = "forward and backward measured" if advice.captured.config.mode == "train" else "measured"
     measured, cpu = f"\n{what} on this machine's CPU: {measured_ms:,.4g} ms", advice.of("cpu")
     if cpu is None:
         return measured
-    in_a_loop = advice.captured.query.mode == "train" and not cpu.uses_gain  # predicted so, and measured by itself
+    in_a_loop = advice.captured.config.mode == "train" and not cpu.uses_gain  # predicted so, and measured by itself
     passes = cpu.predictor.estimate(cpu.work) if in_a_loop else cpu.passes
     covered = "inside" if passes.low_ms <= measured_ms <= passes.high_ms else "OUTSIDE"
     return (f"{measured}, {covered} the interval {passes.low_ms:,.4g} to "
