@@ -215,13 +215,13 @@ def test_ceilings_are_written_and_replayed(home, quiet, monkeypatch):
     p = MachineParams(budget_s=1, gemm_max=512, triad_max_mb=8, device="cpu")
     found = ceilings.ceilings(p)
     assert set(found.table["level"]) >= {"compute", "RAM"}
-    again = ceilings.ceilings(p)
-    assert [path.name for path in again.files] == ["ceilings_cpu-v2.csv", "overheads_cpu-v2.csv"]
+    ceilings.ceilings(p)
+    assert {path.name for path in paths.CEILINGS.glob("*-v2.csv")} == {"ceilings_cpu-v2.csv", "overheads_cpu-v2.csv"}
     monkeypatch.setattr(paths, "REFERENCE", home / "reference")
     (home / "reference/box/runs").mkdir(parents=True)
     (home / "data/ceilings").rename(home / "reference/box/ceilings")
     replayed = ceilings.ceilings(MachineParams(source="replay"))
-    pd.testing.assert_frame_equal(replayed.table, store.read(replayed.files[0], "ceilings"))
+    pd.testing.assert_frame_equal(replayed.table, store.read(home / "reference/box/ceilings/ceilings_cpu-v2.csv", "ceilings"))
     assert "REPLAY of ceilings_cpu-v2.csv" in replayed.note
     with refused("no ceilings of cuda:0"):
         ceilings.ceilings(MachineParams(source="replay", device="cuda"))

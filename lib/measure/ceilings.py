@@ -46,13 +46,12 @@ def counted(table: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """The ceilings of one device: both tables, their provenance and files, and a note."""
+    """The ceilings of one device: both tables, their provenance, and a note."""
 
     table: pd.DataFrame
     overheads: pd.DataFrame
     facts: dict
     note: str
-    files: tuple[Path, ...] = ()
 
     @property
     def best(self) -> pd.DataFrame:
@@ -134,10 +133,10 @@ def _save(table: pd.DataFrame, small: pd.DataFrame, p: MachineParams, facts: dic
               "parameters": p.model_dump()}
     with locks.writer(paths.CEILINGS, locks.PATIENCE_S):  # each host gets a name of its own
         path = store.fresh_file(paths.CEILINGS, stem)
-        files = (store.write(table, path, "ceilings"),
-                 store.write(small, _overheads_of(path), "overheads"))
-    for path, kind in zip(files, ("ceilings", "overheads"), strict=True):
-        store.write_meta(path, kind, **facts)
+        store.write(table, path, "ceilings")
+        store.write(small, _overheads_of(path), "overheads")
+    store.write_meta(path, "ceilings", **facts)
+    store.write_meta(_overheads_of(path), "overheads", **facts)
     notes = [f"Measured here, {facts['started_utc']}."]
     largest_mb = table.loc[table["peak_gbps"].notna(), "working_set_mb"].max()
     has_largest = not p.gemm_max or table["method"].str.contains(f" {p.gemm_max}x").any()
@@ -145,7 +144,7 @@ def _save(table: pd.DataFrame, small: pd.DataFrame, p: MachineParams, facts: dic
         notes.append("Memory or budget_s do not allow the largest sizes that were asked for.")
     if without:
         notes.append(f"Memory ran out for {choices(without)}.")
-    return Ceilings(table, small, facts, " ".join(notes), files)
+    return Ceilings(table, small, facts, " ".join(notes))
 
 
 def _overheads_of(path: Path) -> Path:
@@ -184,9 +183,9 @@ def _stored(folder: Path, device: str, note: str, **wanted: str) -> Ceilings | N
     if last is None:
         return None
     facts, path = last
-    small = _overheads_of(path)
-    return Ceilings(store.read(path, "ceilings"), store.read(small, "overheads"), facts,
-                    note.format(path.name, facts["started_utc"]), (path, small))
+    small = store.read(_overheads_of(path), "overheads")
+    note = note.format(path.name, facts["started_utc"])
+    return Ceilings(store.read(path, "ceilings"), small, facts, note)
 
 
 def saved(device: str) -> Ceilings | None:

@@ -30,11 +30,6 @@ class Energy:
         return self.energy_j / self.seconds if self.seconds > 0 else math.nan
 
     @property
-    def above_idle_j(self) -> float:
-        """Return the energy above idle; NaN without an idle power of the same session."""
-        return self.energy_j - self.idle_w * self.seconds
-
-    @property
     def columns(self) -> dict[str, float | int | str]:
         """Return the columns of a table that say how an energy was measured."""
         return {"power_w": self.power_w, "idle_w": self.idle_w, "energy_method": self.method,
