@@ -1,10 +1,8 @@
-"""What is captured for CUDA without a GPU, what a GPU's own record says of it, and how the kernels of CUDA are chosen."""
+"""What is captured for CUDA without a GPU, how its kernels are chosen, and cards that no file lists."""
 
 import itertools
 import re
 import textwrap
-from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -17,11 +15,9 @@ from lib import paths, tables
 from lib.config import definitions
 from lib.config.notebooks import MachineParams
 from lib.measure import ceilings, gpu_entry, machine, timing
-from lib.measure.operators import aggregate, visit
 from lib.predict import registry, transfer
 from lib.work.graph import capture, counts, cuda_kernels, families, rebuild, spaces
 from tests import advice_on, in_both_modes, real_pass
-from tests.visitors import visited
 
 SWEEPS = spaces.load_sweeps()
 GPU = torch.device("cuda:0")
@@ -88,12 +84,6 @@ def test_a_network_is_captured_with_the_kernels_of_its_device():
     assert of_cpu == of_cuda
 
 
-def test_other_threads_go_on_with_the_kernels_of_the_cpu():
-    with cuda_kernels.chosen("cuda:0"), ThreadPoolExecutor(1) as elsewhere:
-        assert "native_batch_norm" in names(elsewhere.submit(captured).result())
-    assert F.scaled_dot_product_attention is torch._C._nn.scaled_dot_product_attention, "all is put back"
-
-
 KERNELS = """
     8.0   9       float32   64   efficient
     8.0   9       bfloat16  64   flash
@@ -129,22 +119,6 @@ def test_attention_takes_the_kernel_that_the_card_has(monkeypatch, case):
                                          chip=tuple(map(int, chip.split(".")))) == kernel
 
 
-@pytest.mark.parametrize("mask", [torch.ones(8, 8).tril().bool(), torch.randn(8, 8)])
-def test_attention_for_cuda_computes_what_attention_is(mask):
-    draw = torch.Generator().manual_seed(0)
-    tensors = [torch.randn(2, 4, 8, 20, generator=draw) for _ in range(3)]
-    expected = F.scaled_dot_product_attention(*tensors, attn_mask=mask)
-    bias = cuda_kernels._bias(mask, tensors[0])
-    assert torch.allclose(expected, F.scaled_dot_product_attention(*tensors, attn_mask=bias), atol=1e-6)
-
-
-def test_a_head_that_flash_attention_does_not_take_is_padded():
-    several = families.make("attention", {"kind": "sdpa", "batch": 2, "heads": 2, "q_len": 8, "kv_len": 8, "head_dim": 20},
-                            "bfloat16", device="cuda:0")
-    assert [op.short for op in several] == ["constant_pad_nd"] * 3 + ["_scaled_dot_product_flash_attention"]
-    assert several[-1].args[0].shape[-1] == 24 and several[-1].kwargs == (("scale", 20**-0.5),)
-
-
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype, width, masked, dropout, trains", itertools.product(
     (torch.float32, torch.float16, torch.bfloat16), (64, 80, 128, 160, 256), (False, True), (0.0, 0.1, 0.125), (False, True)))
@@ -166,12 +140,6 @@ def test_what_is_captured_for_cuda_is_what_this_card_runs(mode):
     with capture.Recorder() as recorder:
         real_pass(Small().to("cuda:0").train(mode == "train"), mode, torch.randn(2, 3, 9, 9, device="cuda:0"))
     assert names(captured("cuda:0", mode)) == [name for name in names(recorder) if name not in ("randn", "_to_copy")]
-
-
-def test_statistics_of_16_bits_alone_are_kept_in_fp32():
-    kept = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float32) | {torch.float64: torch.float64}
-    assert {dtype: rebuild.statistics(torch.ones(2, dtype=dtype)).dtype for dtype in kept} == kept
-    assert rebuild.statistics(None) is None
 
 
 @pytest.mark.cuda
@@ -200,81 +168,6 @@ def test_fp32_is_fp32_wherever_something_is_measured_on_a_gpu(monkeypatch, switc
     assert [switch.allow_tf32 for switch in switches] == [not here] * 2, "without a GPU the software id stays as it was"
     assert machine.tf32(torch.device("cuda:0")) is not here
     assert machine.tf32(torch.device("cpu")) is False
-
-
-class Card:
-    """Stands in for a GPU, with clocks of host and device: a launch takes the host 5 µs, a graph's 10, a triad the GPU 1 µs."""
-
-    def __init__(self, monkeypatch, records=True):
-        self.host_ms = self.device_ms = 0.0
-        self.records, self.recorded = records, []
-        monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Event(self))
-        monkeypatch.setattr(timing, "_graphed", self.graphed)
-        for module in (timing, visit, ceilings):
-            monkeypatch.setattr(module, "synchronize", self.synchronize)
-        monkeypatch.setattr(visit, "time", SimpleNamespace(perf_counter=lambda: self.host_ms / 1e3))
-
-    def launch(self, host_ms, device_ms):
-        self.host_ms += host_ms
-        self.device_ms = max(self.device_ms, self.host_ms) + device_ms
-
-    def synchronize(self, device=None):
-        self.host_ms = max(self.host_ms, self.device_ms)
-
-    def kernel(self):
-        self.launch(0.005, 0.001)
-
-    def graphed(self, call, calls, device):
-        if not self.records:
-            raise RuntimeError("operation not permitted when stream is capturing")
-        self.recorded.append(calls)
-        return lambda: self.launch(0.010, 0.001 * calls)
-
-
-class Event:
-    """A CUDA event on a card: its time is when the device has done all that was queued before it."""
-
-    def __init__(self, card):
-        self.card = card
-
-    def record(self):
-        self.at_ms = max(self.card.host_ms, self.card.device_ms)
-
-    def synchronize(self):
-        self.card.synchronize()
-
-    def elapsed_time(self, end):
-        return end.at_ms - self.at_ms
-
-
-@pytest.mark.parametrize("where, graph, records, ms", [
-    (GPU, True, True, 0.001), (GPU, False, True, 0.005), (GPU, True, False, 0.005), (torch.device("cpu"), True, False, None)])
-def test_a_small_kernel_is_timed_in_a_graph_where_it_can_be_and_says_so(monkeypatch, where, graph, records, ms):
-    card = Card(monkeypatch, records)
-    timed = timing.measure(card.kernel, where, 0.01, graph=graph)
-    assert timed.graphed == (ms == 0.001)
-    assert ms is None or timed.median_ms == pytest.approx(ms, rel=1e-6 if timed.graphed else 0.03), "no launch is in a graph's"
-    assert not timed.graphed or card.recorded[-1] in (1000, 1001), "as many calls as fill a sample"
-
-
-@pytest.mark.parametrize("records", [True, False])
-def test_a_kernel_of_a_sweep_that_no_graph_can_be_recorded_of_says_so(monkeypatch, records):
-    bench = object.__new__(visit.Bench)
-    bench.device, bench.visit_ms = GPU, 5
-    _, _, reason = bench._kernel_samples(Card(monkeypatch, records).kernel)
-    assert reason == ("" if records else visit.LAUNCHED)
-    table = aggregate.summarise(pd.DataFrame([visited(reason=reason, config="x", gpu_others=0.0)] * 3))
-    assert table[["verdict", "why"]].values.tolist() == [["stable", reason]]
-
-
-@pytest.mark.parametrize("flush_ms", [0.001, 0.02, 10.0])
-def test_a_flush_lasts_until_the_host_has_queued_the_cold_call(monkeypatch, flush_ms):
-    card = Card(monkeypatch)
-    call, flush = lambda: card.launch(0.05, 0.002), lambda: card.launch(0.0005, flush_ms)
-    bench = object.__new__(visit.Bench)
-    bench.device, bench.visit_ms, bench.flush = GPU, 5, flush
-    samples = bench._lone_samples(call, True, host=False)
-    assert samples == pytest.approx([0.002] * len(samples))
 
 
 @pytest.mark.cuda
