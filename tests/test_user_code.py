@@ -16,8 +16,7 @@ from lib.predict.advice import advise
 from lib.predict.advice.query import Query
 from lib.predict.analytic import complexity, cross_check
 from lib.predict.networks import work
-from lib.work import models, networks, user_code
-from lib.work.graph import capture
+from lib.work import networks
 from tests import refused
 
 pytestmark = pytest.mark.slow
@@ -194,11 +193,6 @@ def test_every_question_about_a_network_takes_the_same_door(call, zoo):
         call("zoo:Exits")
 
 
-def test_ctrl_c_stays_what_it_is(zoo):
-    with pytest.raises(KeyboardInterrupt), user_code.running("it"):
-        raise KeyboardInterrupt
-
-
 def _settings():
     return [torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads(), torch.get_default_device(),
             sys.stdout, sys.stderr, warnings.filters[:]]
@@ -226,20 +220,6 @@ def test_what_can_be_answered_is(name, mode, zoo):
 def test_an_input_that_a_network_cannot_take_is_refused(shape, words):
     with refused(re.escape(words)):
         networks.network("resnet18", 1, shape).build()
-
-
-def test_a_workloads_first_layer_is_fitted_to_its_dataset_still():
-    with refused("model 'cnn3d' takes 3D inputs of 2 channels, not 2x16x16; give 2x16x16x28"):
-        networks.network("cnn3d", 1, "2x16x16")
-    assert models.build("resnet18", 1, 10).conv1.in_channels == 1
-    assert networks.network("simple_cnn", 1, "5x28x28").build().features[0].in_channels == 5
-    with refused("batch size -1 is negative; give 1 or more"):
-        networks.network("resnet18", -1)
-
-
-def test_a_shape_beyond_any_memory_is_one_line(zoo):
-    with refused("does not run on an input of shape .*overflowed"):
-        capture.of_network(networks.network("zoo:Fine", 1, "3x999999999x999999999"))
 
 
 def test_what_a_network_prints_goes_to_stderr_and_breaks_no_json(zoo, capfd):
