@@ -50,7 +50,7 @@ def test_the_rules_in_numbers():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["shufflenet_v2_x1_0", "swin_v2_t"])
+@pytest.mark.parametrize("name", ["shufflenet_v2_x1_0"])
 def test_every_difference_of_a_classifier_is_explained_and_every_parameter_counted_once(name):
     checks, rows = compared(name, 2), table(name, 2)
     assert checks.theirs.notna().all()

@@ -71,8 +71,7 @@ def published():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("some", [["vit_b_16", "resnet50", "mobilenet_v2"],
-                                  nightly(gpu_networks.NETWORKS)])
+@pytest.mark.parametrize("some", [["vit_b_16", "resnet50"], nightly(gpu_networks.NETWORKS)])
 def test_every_shipped_model_predicts_what_was_published(published, monkeypatch, some):
     monkeypatch.setattr(gpu_networks, "NETWORKS", some)
     own = published[published["network"].isin(some)].reset_index(drop=True)
@@ -213,7 +212,7 @@ def test_published_scores_of_kernels_are_those_of_the_shipped_models(dtype, part
     assert left_out["mean"] == pytest.approx(left_out.drop("mean").mean(), rel=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_families_of_one_part_have_intervals_of_their_own(tmp_path):
     """Softmax scatters ten times as far as additions do; layer norm has too few rows, and the interval of all."""
     draw, counts = np.random.default_rng(0), [400, 200, 40]

@@ -118,7 +118,7 @@ NO_NETWORK = """if True:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_models_are_registered_without_network_chatter_or_files_elsewhere(tmp_path):
     line = ["layer-power", "train", TRAINING, "--targets", "runtime", "--device", "x", "--register"]
     done = subprocess.run([sys.executable, "-c", NO_NETWORK, *map(str, line)], cwd=tmp_path, capture_output=True, text=True,

@@ -184,7 +184,8 @@ def test_each_question_that_people_ask_has_a_grade_by_its_mean_error(table):
     assert graded.loc["a whole training step on a measured CPU", "mean error %"] == pytest.approx(expected)
 
 
-def test_the_verb_prints_the_errors_and_trains_nothing_beside():
+def test_the_verb_prints_the_errors_and_trains_nothing_beside(table, monkeypatch):
+    monkeypatch.setattr(errors, "table", lambda *_: table)  # which takes seconds
     lines = output_of("models", "--errors", "--all").splitlines()
     assert lines[0].split()[:4] == ["device", "what", "kind", "mode"] and len(lines) > 40
     short = output_of("models", "--errors")
