@@ -171,6 +171,17 @@ class Bag(nn.Module):
         return self.head(self.bag(ids))
 
 
+class Bilinear(nn.Module):
+    """4 outputs of x W y, of 6 and 5 numbers: 4*6*5 + 4*5 multiply-adds."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Bilinear(6, 5, 4)
+
+    def forward(self, x):
+        return self.layer(x, x[..., :5])
+
+
 class Deformed(nn.Module):
     """Offsets by a convolution 4 -> 18, 3x3, on 8x8; a deformable one 4 -> 4: 64*9*4*(18 + 4) multiply-adds."""
 
@@ -188,7 +199,7 @@ KNOWN = [(Masked, "10x32", 706_560, None), (PartlyInference, "16", 2_048, 1_024)
          (Packed, "3 7x4", 5_280, None), (Lengths, "3 7x4", 10_080, None), (Condition, "16", 1_024, 1_024),
          (Loop, "16", 3_072, 5_120), (Scan, "16", 3_072, 5_120), (FullGraph, "16", 2_048, 3_072),
          (Tangent, "16", 1_024, None), (Forward, "16", 3_072, 1_024), (Reentrant, "16", 2_048, 4_096),
-         (Bag, "8:int64", 256, 512), (Deformed, "4x8x8", 202_752, None)]
+         (Bag, "8:int64", 256, 512), (Bilinear, "6", 560, None), (Deformed, "4x8x8", 202_752, None)]
 
 
 def network(kind, shape):

@@ -123,6 +123,14 @@ def _multi_head_macs(op: Op) -> int:
     return batch * (projections + 2 * length * key.shape[1] * width)
 
 
+def _bilinear_macs(op: Op) -> int:
+    """Return the multiply-adds of x W y: the sum over x first, then the one over y."""
+    sizes = [iter(spec.shape) for spec in op.args[:3]]
+    full = [max(1 if place in missing else next(size) for size, missing in zip(sizes, op.args[3:6], strict=True))
+            for place in range(len(op.args[0].shape) + len(op.args[3]))]
+    return prod(full) + prod(size for place, size in enumerate(full) if place not in op.args[6] or place not in op.args[5])
+
+
 def _bag(op: Op) -> int:
     """Return the additions of a sum of rows of a table, one row for each index."""
     return op.args[1].elements * op.args[0].shape[-1]
@@ -175,7 +183,7 @@ _MACS: dict[str, Callable[[Op], int]] = {
     **dict.fromkeys(("addmm", "baddbmm", "addbmm"), lambda op: op.args[1].elements * op.args[2].shape[-1]),
     **dict.fromkeys(ATTENTION, _attention_macs),
     "_native_multi_head_attention": _multi_head_macs,
-    "deform_conv2d": lambda op: op.outputs[0].elements * prod(op.args[1].shape[1:]),
+    "_trilinear": _bilinear_macs, "deform_conv2d": lambda op: op.outputs[0].elements * prod(op.args[1].shape[1:]),
     "_deform_conv2d_backward": lambda op: 2 * op.args[0].elements * prod(op.args[2].shape[1:]),
     **{f"{name}{suffix}": _recurrent_macs for name in RECURRENT for suffix in ("", "_backward")},
     **dict.fromkeys(("mv", "dot", "vdot"), lambda op: op.args[0].elements), "addmv": lambda op: op.args[1].elements}
