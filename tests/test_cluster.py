@@ -103,56 +103,6 @@ def test_slots_of_nodes_are_their_cpus_and_cards():
         ray.slots_of(node, 9)
 
 
-class FakeRay:
-    """Ray, as far as its workers use it: an actor is its options, and each of its calls ends at once."""
-
-    def __init__(self, *nodes):
-        self.alive, self.actors = list(nodes), []
-
-    def nodes(self):
-        return [{"NodeID": name, "NodeName": name, "Alive": True, "Resources": resources} for name, resources in self.alive]
-
-    def remote(self, cls):
-        return SimpleNamespace(options=self._options)
-
-    def _options(self, **options):
-        def made(warm_up):
-            self.actors.append(options)
-            return SimpleNamespace(card=SimpleNamespace(remote=lambda: f"card of {number}"),
-                                   call=SimpleNamespace(remote=lambda slots, task, arguments, *cards: cards))
-
-        number = len(self.actors)
-        return SimpleNamespace(remote=made)
-
-    def wait(self, results, timeout):
-        return results, []
-
-    def get(self, cards):
-        return ray.TaskEnd(0, "done", {"cards": cards})
-
-    def kill(self, handle):
-        pass
-
-
-def test_actors_have_cores_and_cards_and_nodes_come_and_go(monkeypatch):
-    """A node that joins may have fewer CPUs than the slots that are wanted; one that is gone ends nothing else."""
-    monkeypatch.setattr(ray, "_LOOK_S", 0.0)
-    strategies = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda node, soft: node)
-    monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", strategies)
-    monkeypatch.setenv("PYTHONPATH", "/mine")
-    fake = FakeRay(("big", {"CPU": 8.0, "GPU": 2.0}))
-    workers = ray.RayWorkers(fake, 4)
-    assert [(one["num_cpus"], one["num_gpus"]) for one in fake.actors] == [(2, 0)] * 4 + [(0, 1)] * 2
-    assert fake.actors[0]["runtime_env"]["env_vars"]["PYTHONPATH"] == f"{paths.ROOT}:/mine"
-    workers.start(1, "task", {}, (4, 5))
-    ends = [event for event in workers.poll(0.0) if isinstance(event, ray.TaskEnd)]
-    assert ends == [(1, "done", {"cards": ("card of 4", "card of 5")}, "", True)]
-    fake.alive = [("small", {"CPU": 2.0})]
-    assert workers.poll(0.0) == [*map(ray.Lost, range(6)), ray.Back(6), ray.Back(7)]
-    workers.start(2, "task", {}, (0,))
-    assert workers.poll(0.0) == [ray.TaskEnd(2, "lost", reason="its node is gone"), ray.Lost(0)]
-
-
 def test_what_is_missing_or_no_cluster_is_refused_in_one_line(tmp_path, monkeypatch):
     (tmp_path / "jobs.csv").write_text("job_id,workload_id,steps\na,W1,1\n")
 

@@ -5,7 +5,6 @@ import json
 import re
 import socket
 import subprocess
-import uuid
 from html import unescape
 from unittest.mock import Mock
 
@@ -15,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import escape
 
-from lib import csv_files, paths
+from lib import paths
 from lib.cli import dashboard
 from lib.dashboard import access, configurations
 from lib.dashboard import tables as db
@@ -202,12 +201,6 @@ def test_mlflow_is_served_to_this_machine_alone_gets_no_secret_and_its_end_is_sa
     assert said == f"MLflow's pages ended with status -9: see {home}/data/mlflow/server.log\n"
 
 
-def test_an_mlflow_that_somebody_serves_is_linked_and_not_started(verb, monkeypatch):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow.lab:5000/")
-    served, status, _, _ = verb()
-    assert status == 0 and served[0].state.board.mlflow_url == "http://mlflow.lab:5000"
-
-
 def test_a_port_that_is_taken_is_said_in_one_line_and_an_ipv6_address_is_in_brackets(verb):
     with socket.create_server(("127.0.0.1", 0)) as other:
         served, status, _, error = verb("--port", other.getsockname()[1])
@@ -257,37 +250,6 @@ def test_the_schedule_says_what_runs_and_waits_in_which_order_and_why_there(site
     assert re.findall(r'<a href="/web/runs/(.*?)"', page) == [row["id"] for row in rows] + [ended.id]
     assert "free first" in page and 'data-name="Predicted" class="number">0:01:01<' in page
     assert 'data-name="Took" class="number">5.5 s<' in page
-
-
-def test_a_long_queue_hides_neither_what_runs_nor_what_comes_first(site):
-    waits = site.run()
-    running, first, ended = (site.run(waits.config, **wanted) for wanted in ({}, {"priority": 3}, {}))
-    site.move(running, "running", device="cpu[0]", start_s=1.0)
-    site.move(ended, "done", device="cpu[0]", start_s=1.0, end_s=2.0)
-    runs = [db.Run(id=str(uuid.uuid4()), project_id=waits.project_id, config_id=waits.config_id, name=f"n {n}",
-                   folder=f"folder {n}") for n in range(505)]
-    with site.database.writing() as session:
-        session.add_all(runs)
-        session.add_all(QueueJob(job_id=run.id, task="t", arguments={}) for run in runs)
-    rows = site.get("schedule")
-    assert [row["id"] for row in rows[:3]] == [running.id, first.id, waits.id] and len(rows) == 501
-    assert ended.id in site.shown("schedule")
-
-
-def test_a_run_that_is_cancelled_while_it_waits_again_took_no_time(site):
-    run = site.run()
-    site.move(run, "queued", attempt=1, start_s=1.0, reason="the run was killed")
-    cancelled = site.post(f"runs/{run.id}/cancel").json()
-    assert cancelled["state"] == "cancelled" and cancelled["started_at"] is None, "waiting is no time of a run"
-
-
-def test_the_page_of_the_api_shows_every_call_and_body_and_loads_nothing_from_elsewhere(site):
-    answer, document = site.page.get("/docs"), site.get("openapi.json")
-    assert answer.status_code == 200 and document["openapi"]
-    shown = re.findall(r"<summary><b>(\w+)</b> <code>(.*?)</code> \S+", answer.text)
-    assert shown == [(method.upper(), path) for path, calls in document["paths"].items() for method in calls]
-    assert set(re.findall(r'href="#(\w+)"', answer.text)) <= set(re.findall(r'<div class="card" id="(\w+)"', answer.text))
-    assert 'href="#RunIn">RunIn</a>' in answer.text and not re.search(r'(src|href)="(http|//)', answer.text)
 
 
 def test_a_container_and_variables_are_refused_with_what_to_do_and_nulls_are_taken(site):
@@ -350,13 +312,6 @@ def test_wrong_input_is_said_in_one_line(shared, path, body, status, line):
     answer = shared.api.request(method, f"/api/v1/{path}", content=body, headers={"Content-Type": "application/json"})
     detail = answer.json()["detail"]
     assert answer.status_code == status and line in detail and "\n" not in detail
-
-
-@pytest.mark.parametrize("method, path, allowed", [
-    ("delete", "projects", "GET, POST"), ("delete", f"projects/{NOBODY}", "GET"), ("put", "configs", "GET, POST")])
-def test_a_method_that_a_path_does_not_have_is_answered_with_those_that_it_has(shared, method, path, allowed):
-    answer = shared.api.request(method, f"/api/v1/{path}")
-    assert answer.status_code == 405 and answer.headers["Allow"] == allowed and answer.json()["detail"] == "Method Not Allowed"
 
 
 @pytest.mark.parametrize("config, fields", [
@@ -472,20 +427,6 @@ def test_a_wrong_configuration_comes_back_as_it_was_with_its_errors(site, text, 
     assert [part for part in (*reasons, str(escape(text))) if part not in answer.text] == []
 
 
-def test_cards_entered_by_hand_are_reserved_and_released_and_the_machine_is_read_again(site):
-    filled(site, "agents", name="ws", host="ws-1")
-    (agent,) = site.get("agents")
-    assert agent["id"] not in site.shown(f"projects/{site.config(site.project()).project_id}/runs"), "no place for a run"
-    filled(site, "agents", "agents/gpus", agent_id=agent["id"], index="1", name="a card", total_mem_mb="24000",
-           compute_capability="8.9", uuid="")
-    at = f"agents/{agent['id']}/gpus"
-    assert "Reserve" in site.shown("agents") and site.page.post(f"/web/{at}/1/reserve").status_code == 200
-    assert "reserved" in site.shown("agents") and site.get(at)[0]["is_allocated"]
-    site.page.post("/web/agents/refresh")
-    assert site.runner.refresh.call_count == 2  # a reserved card leaves the queue
-    assert site.page.post("/web/agents/gpus", data={"agent_id": agent["id"], "index": "x"}).status_code == 422
-
-
 # --- what a run has written
 def test_a_run_page_shows_log_curves_and_a_link_to_mlflow(site):
     run = site.run(site.config(site.project(), "tiny", TINY))
@@ -521,15 +462,6 @@ def test_a_damaged_history_is_said_on_the_page_of_its_run_alone(site, text, word
     assert [row["epoch"] for row in site.get("runs")] == [1, None] and words in site.get(f"runs/{run.id}")["history_error"]
     assert words in site.shown(f"runs/{run.id}") and other.name in site.shown(f"projects/{run.project_id}/runs")
     assert site.post(f"runs/{run.id}/cancel").json()["state"] == "cancelled"
-
-
-def test_histories_are_read_again_where_they_have_changed_alone(site, monkeypatch):
-    run = site.run(site.config(site.project(), "tiny", TINY))
-    site.report(run, (0, 0, "val/acc@1", 0.5))
-    monkeypatch.setattr(csv_files, "frame", frame := Mock(wraps=csv_files.frame))
-    assert [site.get("runs")[0]["best_value"] for _ in range(3)] == [0.5] * 3 and frame.call_count == 1
-    site.report(run, (1, 1, "val/acc@1", 0.75))
-    assert [site.get("runs")[0]["best_value"] for _ in range(3)] == [0.75] * 3 and frame.call_count == 2
 
 
 def test_files_of_a_run_are_served_and_nothing_else(site):

@@ -10,17 +10,16 @@ from functools import partial
 import numpy as np
 import psutil
 import pytest
-from sqlalchemy import delete, update
+from sqlalchemy import update
 
 from lib import locks
-from lib.schedule.loop import Back, Loop, Lost
+from lib.schedule.loop import Loop
 from lib.schedule.policies import by_priority, policy_for
 from lib.schedule.run import backend, jobs, processes
 from lib.schedule.run.backend import QueueBackend, QueueClosedError, TimeLimit
 from lib.schedule.run.database import leadership, open_engine
 from lib.schedule.run.processes import ProcessWorkers
 from lib.schedule.run.queue import Queue, QueueJob
-from lib.schedule.run.slots import Slot
 from lib.schedule.state import Restart, Start, Wait
 from tests import killed, nightly, refused, until
 from tests.killed import InlineWorkers, prepared, two_slots
@@ -143,19 +142,6 @@ def test_workers_that_cannot_start_are_told_and_not_tried_for_ever(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("heard", [False, True])
-def test_a_slot_on_which_no_worker_starts_is_lost_and_the_others_go_on(tmp_path, capsys, heard):
-    """Also where its loss was heard before the run, by the probes."""
-    workers = ProcessWorkers([two_slots()[0], Slot("cpu[1]", cores=(10**4,), core_count=1)], warm_up="")
-    if heard:
-        assert workers.poll(0.0) == [Lost(1)]
-    attempts, ends, _ = run(sleeping(3), tmp_path, workers=workers)
-    check(attempts, ends, sleeping(3))
-    assert attempts["status"].isin(("done", "lost")).all() and (attempts["status"] == "lost").sum() == heard
-    assert "a slot is lost: 3 workers in a row could not start on cpu[1]" in capsys.readouterr().err
-
-
-@pytest.mark.slow
 def test_the_death_of_an_idle_worker_costs_no_try_and_one_that_is_dead_can_be_stopped(tmp_path):
     workers = ProcessWorkers(two_slots()[:1], warm_up="")
     workers.start(1, "tests.light:hang", {}, (0,))
@@ -243,18 +229,6 @@ def test_a_job_is_tried_three_times_over_all_calls(tmp_path):
     attempts, ends, _ = run([job("both", "hang", devices=2)], tmp_path, workers=Silent(two_slots()), limit=TimeLimit(1.0, 0.1))
     assert attempts["status"].tolist()[::2] == ["retried", "lost", "retried", "failed"] and len(attempts) == 8
     assert ends["reason"].tolist() == ["not done after its time limit of 0.1 s (attempt 3 of 3)"]
-
-
-def test_a_node_of_a_new_kind_may_join(tmp_path):
-    class Growing(InlineWorkers):
-        def poll(self, timeout_s):
-            if len(self.slots) == 1:
-                self.slots.append(Slot("cuda@b[0]", "cuda@b"))
-                return [Back(1), *super().poll(timeout_s)]
-            return super().poll(timeout_s)
-
-    attempts, ends, _ = run(sleeping(3), tmp_path, workers=Growing([Slot("cpu@a[0]", "cpu@a")]))
-    assert set(ends["status"]) == {"done"} and set(attempts["device"]) == {"cpu@a[0]"}
 
 
 def test_a_queue_is_read_by_its_owner_alone_and_led_by_one_process(tmp_path):
@@ -349,30 +323,6 @@ def test_jobs_come_are_cancelled_and_change_their_priority_while_a_queue_is_led(
         queue.submit([job("a", "sleep", seconds=0.5), job("b", "sleep", seconds=0.5)])
         served.until(lambda: served.statuses()["a"] == served.statuses()["b"] == "done")
         assert {row.device for row in queue.jobs(QueueJob.job_id.in_(("a", "b")))} == {"cpu[0]", "cpu[1]"}
-
-
-def test_a_job_that_ends_as_it_is_cancelled_has_ended(tmp_path, monkeypatch):
-    class Cancelling(InlineWorkers):
-        def start(self, *task):
-            super().start(*task)
-            cancelled.append(served.queue.cancel("j0"))
-
-    monkeypatch.setattr(backend, "_POLL_S", 0.0)
-    cancelled, rows = [], sleeping(2)
-    with closing(Served(tmp_path / "queue.sqlite", Cancelling(two_slots()))) as served:
-        for number, row in enumerate(rows, start=1):
-            served.queue.submit([row])
-            served.until(lambda number=number: list(served.statuses().values()) == ["done"] * number)
-    assert cancelled == [True, False]
-
-
-def test_a_number_is_given_once(tmp_path):
-    with closing(Queue(open_engine(tmp_path / "queue.sqlite"))) as queue:
-        queue.submit(sleeping(2))
-        with queue.writing() as session:
-            session.execute(delete(QueueJob).where(QueueJob.number == 2))
-        queue.submit([job("new", "sleep")])
-        assert [row.number for row in queue.jobs()] == [1, 3]
 
 
 @pytest.mark.slow

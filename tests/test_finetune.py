@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -24,18 +23,18 @@ from mlflow import MlflowClient
 from PIL import Image
 from pydantic import ValidationError
 
-from lib import locks, mlflow_store, paths, store
+from lib import mlflow_store, paths, store
 from lib.config.base import build
 from lib.errors import InputError
 from lib.finetune import config as run_config
 from lib.finetune import data as run_data
-from lib.finetune import finetune, folders, losses, models, optimization, task, tracking, train
+from lib.finetune import finetune, folders, losses, models, optimization, task, train
 from lib.finetune.config import TrainConfig
 from lib.finetune.data import Prefetched
 from lib.finetune.transforms import Inputs, Prepare
 from lib.work import datasets, distributed, weights
 from lib.work.training import Options, Recipe, Trainer
-from tests import called, cut_training, nightly, python, refusal, refused
+from tests import called, cut_training, nightly, refusal, refused
 from tests.conftest import full_disk
 from tests.cut_training import state
 from tests.killed import in_a_process
@@ -124,22 +123,6 @@ def test_names_of_runs_and_their_versions_also_of_those_that_begin_at_the_same_m
     assert made == {paths.TRAINING / "breastmnist" / name for name in names}
     assert folders.newest(small()).name.endswith("-v23")
     assert folders.newest(small(epochs=9)) is None
-
-
-WITHOUT_TORCH = f"""
-import sys
-from lib.dashboard.configurations import check_config
-from lib.finetune import config, folders
-checked = check_config({SMALL})
-check_config({SMALL} | dict(model_flavour="google/vit-base", load_pretrained=True, root="medmnist:pathmnist"))
-assert folders.new_folder(config.TrainConfig(**checked)).is_dir()
-assert "torch" not in sys.modules
-"""
-
-
-def test_a_plain_config_is_checked_and_gets_its_folder_without_torch(tmp_path):
-    """A server's first request would wait for torch for seconds."""
-    python("-c", WITHOUT_TORCH, LIB_OUTPUT=str(tmp_path))
 
 
 @pytest.mark.parametrize("changes, words", [
@@ -302,18 +285,6 @@ def test_a_checkpoint_of_hugging_face_gets_a_head_for_the_classes(tmp_path):
         built("ab", model_flavour=where, load_pretrained=True)
 
 
-def test_the_inputs_of_a_model_are_those_of_its_image_processor(tmp_path):
-    from transformers import ViTImageProcessor
-
-    def inputs(**changes):
-        return models.network(small(model_flavour=where, **changes), COLOURS).inputs
-
-    where = cut_training.tiny_vit(tmp_path)
-    assert inputs() == Inputs(3, 28), "without one: its size, and the usual"
-    ViTImageProcessor(size={"height": 40, "width": 40}, image_mean=[0.1, 0.2, 0.3]).save_pretrained(tmp_path)
-    assert inputs().size == 40 and inputs().mean == (0.1, 0.2, 0.3) and inputs(image_size=32).size == 32
-
-
 class _Harmful:
     def __reduce__(self):
         return pytest.fail, ("it was run",)
@@ -382,25 +353,6 @@ def test_a_run_is_logged_to_mlflow_once_also_where_it_resumes(home, tmp_path, mo
         trained(tmp_path / "other", mlflow=True)
 
 
-def test_a_server_of_mlflow_does_not_make_the_store_while_a_run_does(home, monkeypatch):
-    monkeypatch.setattr(tracking, "_WAIT_S", 0.1)
-    with locks.writer(paths.DATA / "mlflow/mlflow.db"), refused("is being written by another process"):
-        tracking.serve(["--port", "5000"])
-
-
-def test_a_run_that_was_killed_holds_its_folder_until_its_workers_are_gone(home, tmp_path):
-    held = threading.Event()
-
-    def hold():
-        with locks.writer(tmp_path / "run"):
-            held.set()
-            time.sleep(0.3)
-
-    threading.Thread(target=hold).start()
-    held.wait()
-    assert trained(tmp_path / "run")["epochs"] == 1
-
-
 def test_a_run_as_a_task_stops_and_goes_on_in_its_folder(home, tmp_path, monkeypatch):
     folder, config = tmp_path / "cut", {**SMALL, "epochs": 2}
     with monkeypatch.context() as patched, pytest.raises(StoppedError):
@@ -465,17 +417,6 @@ def test_a_loss_that_is_no_number_stops_the_run_and_says_where(home, tmp_path, m
     assert [path.name for path in distributed.states(tmp_path / "checkpoints")] == ["state-000001-00000000"]
 
 
-def test_weights_that_are_no_number_after_the_last_step_end_no_run_well(home, tmp_path, monkeypatch):
-    class Broken(torch.optim.SGD):
-        def step(self, closure=None):
-            self.param_groups[0]["params"][0].data.fill_(math.nan)
-
-    monkeypatch.setattr(optimization, "optimizer", lambda config, model: Broken(model.parameters(), lr=1.0))
-    with refused("val_acc@1 is no number after any epoch"):
-        trained(tmp_path, batch_size=64, max_datapoints_per_class=4)
-    assert not (tmp_path / "summary.json").exists()
-
-
 def test_the_energy_of_an_epoch_is_that_of_all_processes(home, tmp_path, monkeypatch):
     monkeypatch.setattr(train, "open_meter", lambda device: SimpleNamespace(  # fine enough for an epoch of any machine
         name="ten watts", reason="", period_s=0.002, power_w=lambda: 10.0, counter_j=lambda: time.perf_counter() * 10))
@@ -525,17 +466,6 @@ def test_workers_of_the_loader_change_nothing(home):
     for workers in (0, 2):
         trained(home / str(workers), num_workers=workers, persistent_workers=workers > 0)
     assert same(last(home / "0"), last(home / "2"))
-
-
-def test_persistent_workers_stay_and_a_run_resumes_with_the_same_augmentation(home, monkeypatch):
-    monkeypatch.setattr(train, "gpu_augmentation", lambda: lambda inputs: inputs + torch.rand_like(inputs))
-    counts, config = [], small(num_workers=2, persistent_workers=True, gpu_batch_aug=True, epochs=2)
-    train.train(config, home / "whole", "cpu", 1, lambda _: counts.append(len(psutil.Process().children())))
-    assert counts[0] == counts[1] >= 4, "those that train, and those that evaluate"
-    with pytest.raises(StoppedError):
-        train.train(config, home / "cut", "cpu", 1, stop)
-    train.train(config, home / "cut", "cpu", 1)
-    assert same(last(home / "whole"), last(home / "cut"))
 
 
 class _Statistics(torch.nn.Module):

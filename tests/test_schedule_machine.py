@@ -158,18 +158,6 @@ def test_schedules_are_sound_no_better_than_the_bounds_and_the_same_again(case, 
         assert arrivals or metrics.metrics(outcome)["mean_jct_s"] * len(problem.jobs) >= least * (1 - 1e-9)
 
 
-@pytest.mark.parametrize("case", CASES)
-@FEW
-@given(seed=SEEDS, factor=st.sampled_from([0.25, 8.0, 1024.0]))
-def test_all_times_scale_alike(case, seed, factor):
-    problem = a_world(seed, 9)
-    jobs = replace(problem.jobs, arrival_s=problem.jobs.arrival_s * factor, deadline_s=problem.jobs.deadline_s * factor)
-    fleet = replace(problem.fleet, setup_s=problem.fleet.setup_s * factor)
-    scaled = Problem(jobs, fleet, problem.predicted_s * factor, problem.actual_s * factor, problem.sigma)
-    end_s, scaled_s = (simulate(each, a_policy(case)).schedule["end_s"].max() for each in (problem, scaled))
-    assert end_s * factor == pytest.approx(scaled_s, rel=1e-9)
-
-
 @pytest.mark.parametrize("case", ["lpt", "spt", "affinity", "allox"])
 @given(seed=SEEDS)
 def test_names_and_places_do_not_matter(case, seed):

@@ -100,18 +100,18 @@ def factors(best_of, problems):
 
 def test_makespans_are_optimal_and_the_bound_is_below():
     """Factor to the optimum as measured, over 300 seeds: 1.0004 on average, 1.07 at worst, 1 exactly but for two of them."""
-    ratios = factors(best_makespan, [small(seed) for seed in range(60)])
+    ratios = factors(best_makespan, [small(seed) for seed in range(30)])
     assert ratios.mean() <= 1.001 and ratios.max() <= 1.01
 
 
 def test_makespans_of_jobs_that_are_not_yet_known_are_near_the_optimum_of_one_who_knows():
     """Factor as measured, over 80 seeds: 1.04 on average, 1.54 at worst."""
-    ratios = factors(lambda problem: best_ends(problem, max), [small(seed, most=8, arrivals=True) for seed in range(40)])
+    ratios = factors(lambda problem: best_ends(problem, max), [small(seed, most=8, arrivals=True) for seed in range(20)])
     assert ratios.mean() <= 1.05 and ratios.max() <= 1.4
 
 
 def test_the_matching_is_the_optimum_of_the_sum_of_completion_times():
-    for seed in range(40):
+    for seed in range(20):
         problem = small(seed, most=7)
         sums = [bounds.matching(bounds.able_times(problem), problem.fleet.counts)[0],
                 *(figures(problem, name, objective)["mean_jct_s"] * len(problem.jobs)
@@ -122,42 +122,5 @@ def test_the_matching_is_the_optimum_of_the_sum_of_completion_times():
 def test_energy_is_near_the_least():
     """Factor to the least energy as measured, over 100 seeds: 1.001 on average, 1.04 at worst."""
     ratios = [figures(problem, objective="energy")["energy_j"] / best_energy(problem)
-              for problem in (small(seed, watts=True) for seed in range(40))]
+              for problem in (small(seed, watts=True) for seed in range(20))]
     assert min(ratios) >= 1 - 1e-9 and np.mean(ratios) <= 1.005 and max(ratios) <= 1.05
-
-
-def best_of_gangs(problem):
-    """Return the least makespan of jobs that hold several devices of one type at once."""
-    model = cp_model.CpModel()
-    span, runs = model.new_int_var(0, 10_000, "makespan"), [[] for _ in problem.fleet.types]
-    for job in range(len(problem.jobs)):
-        size = int(problem.jobs.gang[job])
-        ways = [(size, place, int(seconds)) for place, seconds in enumerate(problem.actual_s[job])
-                if np.isfinite(seconds) and size <= problem.fleet.counts[place]]
-        chosen, start = [model.new_bool_var("") for _ in ways], model.new_int_var(0, 10_000, "")
-        model.add_exactly_one(chosen)
-        for on, (size, place, seconds) in zip(chosen, ways, strict=True):
-            runs[place].append((model.new_optional_fixed_size_interval_var(start, seconds, on, ""), size))
-            model.add(start + seconds <= span).only_enforce_if(on)
-    for held, count in zip(runs, problem.fleet.counts, strict=True):
-        model.add_cumulative([run for run, _ in held], [size for _, size in held], int(count))
-    return solved(model, span)
-
-
-def gangs(seed):
-    """Return a few jobs, some of which need two or three devices of a type at once."""
-    draw = np.random.default_rng([seed, 17])
-    count = int(draw.integers(4, 9))
-    times, devices = draw.integers(2, 30, (count, 2)).astype(float), draw.choice([1, 1, 2, 3], count)
-    return Problem(replace(Jobs.plain(count), devices=devices), Fleet.from_counts({"a": 3, "b": 3}), times, times)
-
-
-def test_makespans_of_jobs_on_several_devices_are_near_the_optimum():
-    """Factor as measured, over these 40 seeds: 1.091 on average, 1.417 at worst."""
-    ratios, gaps = [], []
-    for problem in map(gangs, range(40)):
-        best = best_of_gangs(problem)
-        ratios.append(figures(problem)["makespan_s"] / best)
-        gaps.append(bounds.makespan_bound(problem) / best)
-    assert min(ratios) >= 1 - 1e-9 and max(gaps) <= 1 + 1e-6
-    assert np.mean(ratios) <= 1.1 and max(ratios) <= 1.42

@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -22,12 +21,11 @@ from lib.predict.advice import advise_text
 from lib.predict.evaluation import profiled_steps
 from lib.predict.networks import step, work
 from lib.predict.networks.composition import Estimate, Provenance
-from lib.predict.networks.step import STEP_PHASES, Costs, Step, StepModel, StepPart
+from lib.predict.networks.step import STEP_PHASES, Step, StepModel, StepPart
 from lib.predict.registry import Predictor
 from lib.predict.steps import Recipe
 from lib.schedule import scenarios
 from lib.work import networks
-from lib.work.graph import capture, counts
 from tests import advice_on, output_of, refusal, refused, with_value
 
 pytestmark = pytest.mark.slow
@@ -81,20 +79,6 @@ def test_a_step_is_the_sum_of_its_parts_and_no_surer_than_its_passes(sizes, spre
     assert whole.high_ms - whole.predicted_ms >= (passes.high_ms - passes_ms) * (1 - 1e-9)
     assert whole.high_ms <= sum(sizes) * spread + passes.high_ms
     assert whole.parts[whole.longest].predicted_ms == max(sizes)
-
-
-@pytest.mark.parametrize("optimizer, moved", [("adam", 72), ("adamw", 80)])
-def test_an_optimizer_moves_so_many_bytes_a_parameter(optimizer, moved):
-    """Operator by operator: Adam's eight read and write 18 numbers, its weight decay two more."""
-    ops = capture.optimizer_ops(1_000_000, optimizer)
-    assert sum(map(counts.compulsory_bytes, ops)) == pytest.approx(1e6 * moved, rel=1e-3)
-
-
-def test_a_gpu_updates_many_parameters_by_one_kernel(w1):
-    each, together = (w1.update("adam", many) for many in (False, True))
-    assert each.calls == 8 * len(w1.trained) and together.calls == 8
-    assert together.bytes == pytest.approx(each.bytes, rel=1e-3)
-    assert w1.update("adam", True, itemsize=2).bytes == pytest.approx(2 * together.bytes, rel=1e-3), "its state is in 32 bits"
 
 
 def costs_known(seed, rates):
@@ -154,13 +138,6 @@ def test_advice_of_training_is_of_whole_steps(answer):
     assert "forward and backward measured on this machine's CPU" in advise_text.verdict(answer, 20.0)
 
 
-def test_a_loader_that_takes_most_of_a_step_bounds_it(monkeypatch):
-    slow, real = Costs({"batches": 1e4, "samples": 0.0, "mb": 0.0, "resized_mb": 0.0}, 0.1, 3, "test"), steps.costs_of
-    monkeypatch.setattr(steps, "costs_of", lambda *given: {**real(*given), "loader_wait": slow})
-    table = advice_on([CPU, "t4"], "W1", mode="train").table
-    assert table["bound"].tolist() == ["loader", "loader"]
-
-
 def test_the_scheduler_compares_steps_with_the_same_parts_and_takes_a_profile_of_the_same_batch_for_measured():
     kinds, _ = load_scenarios()
     smaller = kinds["W1"].model_copy(update={"id": "smaller", "batch_size": 32})
@@ -206,27 +183,6 @@ def as_gpu(workload, card="Tesla T4", hardware_id="here", folder=None, copy_ms=1
           {"device_type": "cuda", "device_index": 0, "h2d_ms": copy_ms})
 
 
-def test_steps_of_an_imported_cpu_rest_on_its_own_model(home, w1):
-    """In a folder that is not called as the machine calls itself."""
-    for name in ("W1", "W3", "W6"):
-        as_of(name, "feedbeef", paths.IMPORTED / "box-v2", rows={"loader_wait_ms": 77.0})
-    with refused("cpu@box-v2: no fp32 model of cpu@box-v2; .* models --train box-v2"):
-        profiled_steps.learn_all("measure")
-    shipped, name = registry.shipped_cpu("fp32"), "cpu-box-v2-feedbeef"
-    twice = {case: replace(one, rates={term: 2 * rate for term, rate in one.rates.items()})
-             for case, one in shipped.compositions.items()}
-    replace(shipped, device=name, facts=shipped.facts | {"hardware_id": "feedbeef", "sweeps": []}, compositions=twice).save(
-        registry.path_of(name, "fp32", paths.IMPORTED / "box-v2/trained"))
-    path, = profiled_steps.learn_all("measure")
-    assert path == paths.IMPORTED / "box-v2/trained/steps" / f"{name}.json"
-    (box,) = registry.for_devices(["box-v2"], "fp32")
-    whole = steps.predict(box, w1, steps.loading("W1", w1))
-    assert whole.parts["loader_wait"].source == f"profiles of {name}"
-    table = profiled_steps.published(path, "measure")
-    ours = table[(table["learner"] == profiled_steps.OURS) & (table["workload"] == "W1")]
-    assert ours["forward_ms"].to_numpy() == pytest.approx(whole.parts["forward"].predicted_ms), "by its own model"
-
-
 def test_steps_are_learned_from_profiles_of_equal_gpus_of_several_machines_and_unknown_ones_are_left_out(home, t4, w1):
     for name in ("W1", "W3", "W6"):
         as_gpu(name)
@@ -257,14 +213,6 @@ def test_runs_that_are_not_of_the_plain_loop_teach_nothing():
                     {"resolution": "resized"}, {"workload_id": "gone"}, {"optimizer": "sgd"}):
         assert steps.plain(runs.assign(**changed)).empty, changed
         assert steps.measured_ms(runs.assign(**changed)) == {}, "nor are they shown beside its prediction"
-
-
-def test_predictions_without_their_profiles_are_refused(tmp_path):
-    path = shutil.copy(SHIPPED.with_suffix(".csv"), tmp_path / "one.csv")
-    table = store.read(path, "steps")
-    store.write(table.assign(run_id="run_W0"), path, "steps", derived=True)
-    with refused("predicts steps of run_W0, of which there are no profiles"):
-        profiled_steps.published(path, "replay")
 
 
 @pytest.mark.parametrize("place, value", [
