@@ -72,12 +72,12 @@ def test_the_rows_add_up(runs):
 
 
 def test_warm_up_goes_on_until_steady_and_no_longer(home, quiet, monkeypatch):
-    looks = iter([1.0, 2.0, 2.5, 2.51, 9.9])
-    monkeypatch.setattr(passes, "_warm_pass", lambda run, observer, most_s: next(looks))
-
-    run = SimpleNamespace(p=short(warmup_s=60))
-    assert passes._warm_up(run, None, budget.Budget(0)) == 2.51
-    assert passes._warm_up(SimpleNamespace(p=short()), None, budget.Budget(0)) == 9.9, "no more than the first look"
+    passed = iter([SimpleNamespace(step_s=step_s) for step_s in (1.0, 2.0, 2.5, 2.51, 9.9)])
+    monkeypatch.setattr(passes, "_clocked", lambda *_: next(passed))
+    run = SimpleNamespace(p=short(warmup_s=60), budget=budget.Budget(0))
+    assert passes._warm_up(run) == 2.51
+    run.p = short()
+    assert passes._warm_up(run) == 9.9, "a single pass without warmup_s"
 
 
 def test_each_run_has_its_own_name_and_its_seed_decides_the_losses(runs):

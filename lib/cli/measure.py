@@ -22,7 +22,7 @@ def _matrix(options: argparse.Namespace) -> bool:
     from lib import store
     from lib.config import definitions
     from lib.measure import archive
-    from lib.measure.training import environment, matrix, matrix_tables
+    from lib.measure.training import environment, matrix, throughput
 
     plan = definitions.load_matrix()
     cells = matrix.cells(plan, options.device, options.cells, assignments(options.parameter))
@@ -44,7 +44,7 @@ def _matrix(options: argparse.Namespace) -> bool:
     table = runs[runs["label"].isin([cell.label for cell in cells])]
     if len(table):
         of_environment = runs["label"].str.startswith(f"{env}/")
-        print("", matrix.markdown(matrix.throughput(table)), "", *matrix_tables.write(runs[of_environment]), sep="\n")
+        print("", throughput.throughput(table).to_string(index=False), "", *throughput.write(runs[of_environment]), sep="\n")
     if len(rows):
         print(environment.add(env, device, started_utc, clocks, options.notes or plan.notes))
     return "failed" in set(rows.get("status", ()))

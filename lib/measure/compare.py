@@ -8,7 +8,7 @@ import pandas as pd
 from lib import paths, store
 from lib.errors import InputError, choices
 from lib.measure.statistics import block_length, is_usable
-from lib.measure.training import matrix_tables, summary
+from lib.measure.training import summary, throughput
 
 _KEYS = {"sweep": ["device", "config"], "run": ["task_type", "global_step"],
          "matrix": ["workload_id", "arch", "backend", "batch_size", "precision", "settings"]}
@@ -52,8 +52,8 @@ def _find(name: str) -> tuple[str, Path]:
     """Return the kind (sweep, run or matrix) and the file of a measurement."""
     path = Path(name)
     found = {path / "sweep.parquet": "sweep", paths.SWEEPS / name / "sweep.parquet": "sweep",
-             path: "matrix" if matrix_tables.is_one(path) else "run",
-             matrix_tables.path_of(path.name): "matrix",
+             path: "matrix" if path.name.startswith("throughput_") else "run",
+             throughput.path_of(path.name): "matrix",
              paths.PROFILES / f"{path.name}_train.csv": "run"}
     for file, kind in found.items():
         if file.is_file():
