@@ -131,7 +131,7 @@ def test_cards_that_are_not_measured_or_cannot_be_are_named(box, monkeypatch, nv
     box(2, nvml)
     assert machine.overlooked(["cuda:0", "cuda:1"]) == "" and "cuda:1" in machine.overlooked(["cuda:0"])
     monkeypatch.setattr(report, "run", lambda *_, **__: [])
-    monkeypatch.setattr(report_verbs, "_written", lambda *_: [])
+    monkeypatch.setattr(report_verbs, "_written", lambda *_: False)
     with mock.patch("torch.cuda.is_available", lambda: usable):
         _, _, error = called("run", "01", "--report", "--devices", "cpu")
     assert error.startswith(words) and bool(error) == bool(words)

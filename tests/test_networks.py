@@ -223,12 +223,12 @@ def test_the_default_campaign_is_that_of_the_reference():
 def test_the_verb(home, pretended):
     plan = home / "plan.yaml"
     plan.write_text("{rounds: 1, case_s: 0.05, sets: [{networks: [W6, W7], modes: [infer], batch_sizes: [1], memory: [kept]}]}")
-    command = "measure", "networks", "--plan", plan, "--networks", "W6", "--name", "mine"
+    command = "measure", "networks", "--plan", plan, "--models", "W6", "--name", "mine"
     assert output_of(*command, "--dry-run") == "W6 infer b1 fp32, memory kept\n"
     assert "1 of 1 cases" in output_of(*command)
     table = store.read(paths.NETWORKS / "mine/networks.parquet", "networks")
     assert table[["network", "memory", "status"]].to_numpy().tolist() == [["W6", "kept", "ok"]]
-    refused_line = refusal("measure", "networks", "--plan", plan, "--networks", "W9")
+    refused_line = refusal("measure", "networks", "--plan", plan, "--models", "W9")
     assert "no network 'W9' in the plan; there are: W6, W7" in refused_line
     elsewhere = output_of(*command, "--dry-run", "--device", "cuda:0")
     assert elsewhere == "W6 infer b1 fp32, memory default\n", "also where that GPU is not here"

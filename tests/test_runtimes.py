@@ -410,7 +410,7 @@ def test_programs_are_told_of_known_libraries_alone():
         with pytest.raises(InputError, match="--code is for inference of networks of torchvision and timm"):
             snippet(query)
     for how in ({"dtype": "bf16"}, {"compiled": True}, {"layout": "channels_last"}):
-        with refused("onnxruntime runs networks in fp32, int8; --layout and --compile are of torch"):
+        with refused("onnxruntime runs networks in fp32, int8; --channels-last and --compile are of torch"):
             snippet(Query("resnet18", runtime="onnxruntime", **how))
     with refused("torch runs networks in fp32, bf16, fp16"):
         snippet(Query("resnet18", dtype="int8"))

@@ -50,7 +50,7 @@ def snippet(query: Query) -> str:
     runtime = query.runtime
     types, of_torch = runtimes.TYPES.get(runtime, ("fp32", *dtypes.AUTOCAST)), query.compiled or query.layout != "contiguous"
     if query.dtype not in types or (of_torch and runtime != RUNTIMES[0]):
-        raise InputError(f"{runtime} runs networks in {choices(types)}; --layout and --compile are of torch")
+        raise InputError(f"{runtime} runs networks in {choices(types)}; --channels-last and --compile are of torch")
     shape, is_int8 = ", ".join(map(str, query.network().shape)), query.dtype == INT8
     build = f'timm.create_model("{name}")' if at else f'torchvision.models.get_model("{name}")'
     threads = query.threads or max(1, worker.usable_cores() // query.instances)

@@ -42,7 +42,7 @@ def network(place: str, input_shape: str = "") -> tuple[user_code.Builder, tuple
     given = inputs.parse(input_shape, _UNSTATED)
     if not given and kind.main_input_name not in usual:
         raise InputError(f"model '{PREFIX}:{place}' takes {choices(_takes(kind))}: say which in a YAML file, each with its "
-                         "shape: --input inputs.yaml with lines such as input_ids: 77:int64")
+                         "shape: --input-size inputs.yaml with lines such as input_ids: 77:int64")
     sample = _given(given, usual) if given else tuple(usual.values())
 
     def build() -> nn.Module:

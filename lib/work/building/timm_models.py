@@ -23,7 +23,7 @@ def network(name: str, input_shape: str = "") -> tuple[user_code.Builder, tuple[
     bare = name.removesuffix(MERGED)
     stated, given = _stated(bare), inputs.parse(input_shape)
     if not (given or stated.get("input_size")):
-        raise InputError(f"timm states no input size of {name!r}; give one: --input 3x224x224")
+        raise InputError(f"timm states no input size of {name!r}; give one: --input-size 3x224x224")
     sample = given or (inputs.Input(tuple(stated["input_size"])),)
     if len(sample) > 1 or not sample[0].is_float or len(sample[0].shape) != _SAMPLE:
         raise InputError(f"model '{PREFIX}:{name}' takes pictures, channels x height x width, not {input_shape}; give "
