@@ -1,8 +1,7 @@
 """The run matrix: its cells, resuming, failures as rows, and throughput averaged over repeats."""
 
 import functools
-import sys
-from types import SimpleNamespace
+import os
 from unittest.mock import Mock
 
 import pandas as pd
@@ -15,7 +14,7 @@ from lib.config.base import build
 from lib.measure import archive, machine
 from lib.measure.training import environment, matrix, profile_run, throughput
 from lib.measure.worker import WorkerLostError
-from tests import called, cut_training, output_of, refused, test_nsight
+from tests import called, cut_training, output_of, refused, written
 
 pytestmark = pytest.mark.slow
 
@@ -180,11 +179,14 @@ def verb(home, monkeypatch):
     return call
 
 
-def test_the_verb_measures_what_is_missing_and_records_each_call(verb):
+def test_the_verb_measures_what_is_missing_and_records_each_call(home, monkeypatch, verb):
     status, shown = verb("--dry-run")
     assert status == 0
     assert shown.splitlines()[1] == "box/resnet18/b8/fp32: 0 of 2 runs are there"
     noted = functools.partial(small, notes="of the file")
+    smi = written(home, {"nvidia-smi": "#!/bin/sh\necho SM: 2520 MHz\n"}) / "nvidia-smi"
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{home}:{os.environ['PATH']}")
     status, shown = verb("--repeats", "1", "-p", "iters", "3", plan=noted)
     assert status == 0 and str(paths.MATRIX / "throughput_box.md") in shown
     assert verb("--notes", "of the call")[0] == 0
@@ -193,6 +195,7 @@ def test_the_verb_measures_what_is_missing_and_records_each_call(verb):
     first, second = store.read_json(environment.path_of("box"))
     assert first["notes"] == "of the file" and second["notes"] == "of the call"
     assert {"hardware", "software", "commit", "started_utc", "ended_utc"} <= set(second)
+    assert first["clocks_at_start"] == second["clocks_at_end"] == "SM: 2520 MHz\n"
 
 
 def test_a_cell_of_a_folder_of_images_trains_on_all_of_them_by_sgd(home, quiet, monkeypatch):
@@ -208,41 +211,3 @@ def test_a_cell_of_a_folder_of_images_trains_on_all_of_them_by_sgd(home, quiet, 
     assert rows.groupby("task_type")["batch_size"].sum().to_dict() == {"train": 18, "eval": 8}
     assert run["label"] == f"box/{CELL}/sgd" and run["optimizer"] == "sgd"
     assert run["dataset"] == run["data_source"] == "imagefolder"
-
-
-def test_the_clocks_of_a_gpu_are_those_of_nvml(monkeypatch):
-    """As it answered for an RTX card: clocks, no application clocks, a power limit."""
-    not_supported = Mock(side_effect=RuntimeError("Not Supported"))
-    nvml = SimpleNamespace(
-        NVMLError=RuntimeError, nvmlInit=Mock(), nvmlDeviceGetHandleByIndex=Mock(),
-        nvmlDeviceGetClockInfo=lambda handle, kind: {1: 2520, 2: 10_501}[kind],
-        nvmlDeviceGetMaxClockInfo=lambda handle, kind: {1: 3120, 2: 10_501}[kind],
-        nvmlDeviceGetApplicationsClock=not_supported,
-        nvmlDeviceGetEnforcedPowerLimit=lambda handle: 450_000)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    assert environment.clocks("cuda:0") == {
-        "sm_mhz": 2520, "memory_mhz": 10_501, "most_sm_mhz": 3120, "most_memory_mhz": 10_501,
-        "limit_w": 450.0}
-    nvml.nvmlInit = not_supported
-    assert "Not Supported" in environment.clocks("cuda:0")["reason"]
-
-
-@pytest.mark.parametrize("page, status, words", [
-    (test_nsight.page([test_nsight.kernel()], metrics=test_nsight.NEEDED), 0,
-     "WARNING: nsight_box-resnet18-b8-fp32 lacks counters of tensor cores"),
-    ("==ERROR== ERR_NVGPUCTRPERM", 1, "failed  box/resnet18/b8/fp32: no counters: error: the "
-     "driver lets only administrators read the")])
-def test_counters_of_a_cell(home, verb, monkeypatch, with_card, page, status, words):
-    monkeypatch.setenv("PATH", test_nsight.fake_profiler(home, page))
-    plan = functools.partial(small, grids={"cuda": {**CPU, "options": {}}})
-    nsight = ["--cells", "resnet18/b8/fp32", "--nsight"]
-    ended, shown = verb(*nsight, "-p", "iters", "3", device="cuda", plan=plan)
-    assert ended == status and words in shown
-    path = str(paths.MATRIX / "nsight_box-resnet18-b8-fp32.csv")
-    assert (path in shown) == (status == 0)
-    arguments = (home / "seen").read_text().split("\n")
-    assert arguments[arguments.index("iters") + 1] == "3"
-    assert arguments[-2] not in ("", str(home)), "its runs are thrown away"
-    ended, shown = verb(*nsight)
-    assert ended == 1 and "counts on a CUDA device, not on cpu" in shown

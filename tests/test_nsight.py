@@ -78,40 +78,30 @@ def test_the_tensor_cores_decide_the_element_type(tmp_path):
     assert work["precision"][0] == "bf16" and work["flops"][0] == pytest.approx(9e9 + 6e6)
 
 
-# as one small network was counted on two machines: the right sums are 132.256 us, 1,089,792 bytes and 1,068,536 FLOPs
-TWO = [("gemm", ["117,344", "595,520", "48,576", "1,000", "2,000", "500,000"]),
-       ("relu", ["14,912", "348,544", "97,152", "0", "65,536", "0"])]
-DECIMALS = [("gemm", ["117,34", "595,52", "48,58", "1.000", "2.000", "500.000"]),
-            ("relu", ["14,91", "348,54", "97,15", "0", "65.536", "0"])]
 SCALED = dict(zip(NEEDED[:3], ["us", "Kbyte", "Kbyte"], strict=True))
+WHOLE, DECIMAL = "27,595,520", "117.344"
 
 
-def counted_as(kernels, separator=",", units=None):
-    """Return a page of kernels (name, texts of the needed metrics), with another separator of thousands."""
-    return page([(name, {metric: text.replace(",", separator) for metric, text in zip(NEEDED, texts, strict=True)})
-                 for name, texts in kernels], NEEDED, units)
+def counted_as(first, units=None):
+    """Return a page of one kernel with this text for the first needed metric, 1 for the others."""
+    return page([("gemm", dict(zip(NEEDED, [first, "1", "1", "1,000", "1", "1"], strict=True)))], NEEDED, units)
 
 
-@pytest.mark.parametrize("text, words", [
-    *[(counted_as(TWO, separator), "kernel 0 has .117.*in English this is no whole number.*LC_ALL=C ncu")
-      for separator in (".", "\u202f", "\xa0", "'", "’")],
-    (counted_as(DECIMALS, units=SCALED), "'117,34' for gpu__time_duration.sum.*LC_ALL=C ncu"),
-    (counted_as([("gemm", ["27.595.520", "1", "1", "1", "1", "1"])]), "'27.595.520'.*LC_ALL=C ncu"),
-    (counted_as([("gemm", ["10,48,576", "1", "1", "1", "1", "1"])]), "'10,48,576'.*LC_ALL=C ncu"),
-    (counted_as([("gemm", ["1.000", "1", "1", "1", "1", "1"])]), "'1.000'.*LC_ALL=C ncu"),
-    *[(counted_as([("gemm", [text, "1", "1", "1", "1", "1"])], units=SCALED), f"'{text}'.*a fraction.*LC_ALL=C ncu")
-      for text in ("117,344", "117.344")]])
-def test_numbers_in_another_locale_are_refused(tmp_path, text, words):
-    counted = nsight.read(write(tmp_path, counted_as(TWO))).kernels
-    assert (counted["seconds"].sum(), counted["bytes"].sum(), counted["flops"].sum()) == (
-        pytest.approx(132.256e-6), 1_089_792, 1_068_536)
+@pytest.mark.parametrize("text, units, words", [
+    *[(WHOLE.replace(",", separator), None, "kernel 0 has .27.*in English this is no whole number.*LC_ALL=C ncu")
+      for separator in (".", "\u202f", "’")],
+    ("117,34", SCALED, "'117,34' for gpu__time_duration.sum.*LC_ALL=C ncu"),
+    ("10,48,576", None, "'10,48,576'.*LC_ALL=C ncu"), ("1.000", None, "'1.000'.*LC_ALL=C ncu")])
+def test_numbers_in_another_locale_are_refused(tmp_path, text, units, words):
     with refused(words):
-        nsight.read(write(tmp_path, text))
+        nsight.read(write(tmp_path, counted_as(text, units)))
 
 
-def test_fractions_of_scaled_units_are_read_where_other_numbers_show_that_they_are_english(tmp_path):
-    text = counted_as([("gemm", ["117.344", "595.52", "48.58", "1,000", "2,000", "500,000"])], units=SCALED)
-    assert nsight.read(write(tmp_path, text)).kernels["seconds"].sum() == pytest.approx(117.344e-6)
+def test_english_numbers_are_read_and_a_fraction_only_beside_thousands_with_commas(tmp_path):
+    assert nsight.read(write(tmp_path, counted_as(WHOLE))).kernels["seconds"].sum() == pytest.approx(27_595_520e-9)
+    assert nsight.read(write(tmp_path, counted_as(DECIMAL, SCALED))).kernels["seconds"].sum() == pytest.approx(117.344e-6)
+    with refused(f"'{DECIMAL}'.*a fraction.*LC_ALL=C ncu"):
+        nsight.read(write(tmp_path, counted_as(DECIMAL, SCALED).replace("1,000", "1")))
 
 
 @pytest.mark.parametrize("without", ["_op_h", "_tensor_", "nothing"])
@@ -198,19 +188,25 @@ def fake_profiler(folder, text, known=NEEDED):
     return f"{folder}:{os.environ['PATH']}"
 
 
-@pytest.mark.parametrize("known, log, code, told", [
-    (NEEDED, '"ID","Kernel Name"', 0, "give it to 05_roofline"),
-    (NEEDED, "==ERROR== ERR_NVGPUCTRPERM", 1, "NVreg_RestrictProfilingToAdminUsers"),
-    (NEEDED[1:], "", 2, "no metric gpu__time_duration.sum"),
+@pytest.mark.parametrize("program, known, log, code, told", [
+    (["true", "7"], NEEDED, '"ID","Kernel Name"', 0, "give it to 05_roofline"),
+    (["--cell", "vgg16/b16/fp32"], NEEDED, '"ID","Kernel Name"', 0, "give it to 05_roofline"),
+    (["true"], NEEDED, "==ERROR== ERR_NVGPUCTRPERM", 1, "NVreg_RestrictProfilingToAdminUsers"),
+    (["true"], NEEDED[1:], "", 2, "no metric gpu__time_duration.sum"),
 ])
 @pytest.mark.slow
-def test_the_collecting_script_asks_first_and_explains(tmp_path, known, log, code, told):
+def test_the_collecting_script_asks_first_and_explains(tmp_path, program, known, log, code, told):
     environment = {**os.environ, "PATH": fake_profiler(tmp_path, log, known)}
     script = paths.PARAMS / "collect_nsight.sh"
-    done = subprocess.run([shutil.which("bash"), script, tmp_path / "out.csv", "true", "7"], env=environment,
+    done = subprocess.run([shutil.which("bash"), script, tmp_path / "out.csv", *program], env=environment,
                           capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stderr
     assert told in done.stderr
     if code == 0:
-        words = (tmp_path / "seen").read_text().split("\n")
-        assert words[words.index("--metrics") + 1].split(",") == NEEDED and words[-4:-2] == ["true", "7"]
+        *words, home, _ = (tmp_path / "seen").read_text().split("\n")
+        assert words[words.index("--metrics") + 1].split(",") == NEEDED
+        if program[0] == "--cell":
+            assert words[words.index("matrix"):][1:5] == ["--device", "cuda", "--cells", "vgg16/b16/fp32"]
+            assert home and not os.path.exists(home), "the rows of a cell are thrown away"
+        else:
+            assert words[-2:] == program

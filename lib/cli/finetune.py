@@ -3,7 +3,7 @@
 import argparse
 
 from lib.cli.options import a_path, add_verb, flag, note, option
-from lib.errors import InputError, choices, printable
+from lib.errors import InputError, entry, printable
 from lib.progress import doing
 
 
@@ -21,9 +21,7 @@ def _finetune(options: argparse.Namespace) -> int:
         configs = {str(options.config): load(TrainConfig, options.config)}
     else:
         configs = load_configs()
-        if options.name not in ("all", *configs):
-            raise InputError(f"no config {options.name!r} in params/training.yaml; "
-                             f"there are: all, {choices(configs)}")
+        entry(["all", *configs], options.name, "config", "in params/training.yaml")
         if options.name != "all":
             configs = {options.name: configs[options.name]}
     failed = False

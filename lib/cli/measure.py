@@ -22,16 +22,14 @@ def _matrix(options: argparse.Namespace) -> bool:
     from lib.measure import archive
     from lib.measure.training import environment, matrix, throughput
 
-    plan, parameters = definitions.load_matrix(), dict(options.parameters)
-    cells = matrix.cells(plan, options.device, options.cells, parameters)
+    plan = definitions.load_matrix()
+    cells = matrix.cells(plan, options.device, options.cells, dict(options.parameters))
     repeats, done = options.repeats or plan.repeats, matrix.repeats_done(cells)
     if options.dry_run:
         for cell in cells:
             there = min(done[cell.label], repeats)
             print(f"{cell.label}: {there} of {repeats} runs are there")
         return False
-    if options.nsight:
-        return _counters(cells, parameters)
 
     def report(row: dict) -> None:
         rate = f"{row['images_per_sec']:,.1f} images/s " if row["run_id"] else ""
@@ -39,7 +37,7 @@ def _matrix(options: argparse.Namespace) -> bool:
               flush=True)
 
     device, env = cells[0].params.device, cells[0].label.partition("/")[0]
-    started_utc, clocks = store.utc_now(), environment.clocks(device)
+    started_utc, clocks = store.utc_now(), environment.clocks()
     rows = matrix.run_matrix(cells, repeats, options.budget_s, report)
     runs = archive.runs("measure")
     table = throughput.throughput(runs[runs["label"].isin([cell.label for cell in cells])])
@@ -50,24 +48,6 @@ def _matrix(options: argparse.Namespace) -> bool:
         return False
     print(environment.add(env, device, started_utc, clocks, options.notes or plan.notes))
     return (rows["status"] == "failed").any()
-
-
-def _counters(cells: list, parameters: dict[str, str]) -> bool:
-    """Collect the counters of cells; return whether those of one are missing."""
-    from lib.errors import InputError
-    from lib.measure.training import counters
-    from lib.predict.analytic import nsight
-
-    failed = False
-    for cell in cells:
-        try:
-            path = counters.collect(cell, parameters)
-            warning = nsight.read(path).warning
-            print(path, *([f"WARNING: {warning}"] if warning else []), sep="\n", flush=True)
-        except InputError as error:
-            print(f"failed  {error}", flush=True)
-            failed = True
-    return failed
 
 
 def _networks(options: argparse.Namespace) -> bool:
@@ -147,5 +127,4 @@ def _add_matrix(actions) -> None:
     option(verb, "--budget-s", "start no run after this time (default: no limit)", number(), 0.0)
     parameters(verb, "a parameter of 02_profile for every run")
     option(verb, "--notes", "notes on the machine, for the record of the environment")
-    flag(verb, "--nsight", "count the work of each cell's kernels (Nsight Compute), time none")
     flag(verb, "--dry-run", "print the cells and how many of their runs are there")

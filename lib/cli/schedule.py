@@ -1,7 +1,6 @@
 """The verbs ``schedule`` (simulated) and ``run-jobs`` (real). Imports nothing heavy."""
 
 import argparse
-import io
 import json
 from pathlib import Path
 
@@ -59,14 +58,12 @@ def _drawn(record, path: Path) -> Path:
     """Draw a run as a Gantt chart, as measured and as simulated; return its file."""
     import matplotlib as mpl
 
-    from lib import files
     from lib.schedule.gantt import gantt
 
     mpl.use("agg")  # a command opens no window
     figure = gantt(record.side_by_side(), record.job_classes, record.facts["bound_s"])
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="svg", metadata={"Date": None})
-    return files.replace(path, drawn.getvalue())
+    figure.savefig(path, metadata={"Date": None})
+    return path
 
 
 def add(verbs) -> None:

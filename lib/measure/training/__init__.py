@@ -2,5 +2,5 @@
 
 ``profile_run`` carries out one run: its passes (``passes``), rows of each batch (``profiler``)
 and verdict (``summary``). ``profiled`` reads a run of the reference. ``matrix`` repeats runs over
-models, batch sizes and precisions; ``throughput`` summarises them; ``counters`` runs Nsight.
+models, batch sizes and precisions; ``throughput`` summarises the repeats.
 """

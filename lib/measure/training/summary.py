@@ -9,9 +9,6 @@ from lib.measure.statistics import NOISY, Timing, judged
 DRIFT = 0.03  # between the medians of the thirds of a run
 LEAST_STEPS = 5
 PIPELINED = 0.05  # between the pipelined and the profiled step, where they must be equal
-PHASES_MS = {"loader_wait_ms": "loader wait", "h2d_ms": "copy to device",
-             "forward_time_ms": "forward", "backward_time_ms": "backward",
-             "optimizer_ms": "optimizer"}
 
 
 def steady(rows: pd.DataFrame) -> pd.DataFrame:
@@ -45,9 +42,3 @@ def judge(step_ms: np.ndarray, seen: load.Load, threads: int,
         if abs(apart) > PIPELINED:
             findings.append((NOISY, f"the pipelined pass took {pipelined_ms:.1f} ms, {apart:+.0%}"))
     return judged(findings)
-
-
-def unaccounted(rows: pd.DataFrame) -> float:
-    """Return the median share of a step that its phases do not explain."""
-    outside = rows["step_time_ms"] - rows[list(PHASES_MS)].sum(axis=1)
-    return float((outside.abs() / rows["step_time_ms"]).median())
