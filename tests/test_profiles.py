@@ -166,7 +166,8 @@ profile_run.measure(short(epochs=50))
 """
     process = subprocess.Popen([sys.executable, "-c", program], cwd=paths.ROOT)
     file = paths.PROFILES / f"{RUN}_train.csv"
-    until(lambda: file.is_file() and file.read_bytes().count(b"\n") > 20, within_s=120)
+    until(lambda: process.poll() is not None
+          or (file.is_file() and file.read_bytes().count(b"\n") > 20), within_s=300)
     process.send_signal(signal.SIGKILL)
     process.wait()
     rows = store.read(file, "profile")

@@ -161,7 +161,7 @@ data pack                              nothing to pack
 run --page                             nothing has been run yet: no manifest in
 measure matrix --repeats 0             argument --repeats:
 measure matrix --cells ,               argument --cells:
-measure networks --case-s inf          argument --case-s:
+measure networks --energy-s inf        argument --energy-s:
 measure networks --name ../x           argument --name:
 measure networks --models W6,W6        argument --models:
 run-jobs j.csv --slots 0               --slots: '0'

@@ -46,13 +46,12 @@ def _matrix(options: argparse.Namespace) -> bool:
         print("", table.to_string(index=False), "", *written, sep="\n")
     if rows.empty:
         return False
-    print(environment.add(env, device, started_utc, clocks, options.notes or plan.notes))
+    print(environment.add(env, device, started_utc, clocks, plan.notes))
     return (rows["status"] == "failed").any()
 
 
 def _networks(options: argparse.Namespace) -> bool:
     """Measure whole networks; return whether one of them failed."""
-    from lib import store
     from lib.config import definitions
     from lib.measure import machine
     from lib.measure.networks import campaign
@@ -65,8 +64,8 @@ def _networks(options: argparse.Namespace) -> bool:
         return False
     rounds, folder = options.rounds or plan.rounds, paths.NETWORKS / options.name
     energy_s = plan.energy_s if options.energy_s is None else options.energy_s
-    table, facts = campaign.measure(cases, device, rounds, options.case_s or plan.case_s,
-                                    options.budget_s, folder / "visits.jsonl", energy_s)
+    table, facts = campaign.measure(cases, device, rounds, plan.case_s, options.budget_s,
+                                    folder / "visits.jsonl", energy_s)
     path = campaign.write(table, folder / "networks.parquet", **facts, rounds=rounds,
                           cases=len(cases))
     verdicts = [f"{count} {name}" for name, count in table["verdict"].value_counts().items()]
@@ -74,8 +73,6 @@ def _networks(options: argparse.Namespace) -> bool:
     failed = table[table["status"] != "ok"]
     for row in failed.itertuples():
         print(f"failed: {row.network} {row.mode} b{row.batch_size} {row.runtime}: {row.reason}")
-    if store.git_state()["dirty"]:
-        print("the checkout has uncommitted changes: measure a reference from a clean commit")
     return len(failed) > 0
 
 
@@ -109,10 +106,7 @@ def _add_networks(actions) -> None:
     option(verb, "--plan", "which networks are measured, and how long", a_path,
            paths.PARAMS / "networks.yaml")
     option(verb, "--rounds", "visits per case (default: the plan's)", whole(1, 1000))
-    option(verb, "--case-s", "seconds per case and round (default: the plan's)",
-           number(0, 1e5, above=True))
-    option(verb, "--energy-s", "seconds of repeated passes for energy, 0: none (default: the "
-           "plan's, or 2)", number(0, 1e5))
+    option(verb, "--energy-s", "seconds per case for energy (default: the plan's)", number(0, 1e5))
     option(verb, "--budget-s", "start no process after this time (default: no limit)", number(), 0.0)
     option(verb, "--name", "folder in data/networks/ of the results", folder_name, "networks")
     flag(verb, "--dry-run", "print the cases")
@@ -126,5 +120,4 @@ def _add_matrix(actions) -> None:
     option(verb, "--repeats", "runs per cell (default: as in params/matrix.yaml)", whole(1, 1000))
     option(verb, "--budget-s", "start no run after this time (default: no limit)", number(), 0.0)
     parameters(verb, "a parameter of 02_profile for every run")
-    option(verb, "--notes", "notes on the machine, for the record of the environment")
     flag(verb, "--dry-run", "print the cells and how many of their runs are there")

@@ -278,14 +278,11 @@ def _add_advise(verbs) -> None:
     option(verb, "model", "a torchvision name, a workload id (W1), timm:NAME, hf:PATH (a folder "
            "with a config.json), or module:Class", default="", nargs="?")
     option(verb, "--questions", "answer a table: a column model, and any of batch_size, device, "
-           "mode, dtype, input, layout, compile, gpus, parallel, runtime, threads, instances; "
-           "the options say what a row leaves empty", a_path, metavar="FILE.csv")
-    option(verb, "--output", "of --questions: the table of answers (default: it is printed)",
-           new_file, metavar="FILE.csv")
+           "mode, dtype, input, layout, ...; options fill gaps", a_path, metavar="FILE.csv")
+    option(verb, "--output", "of --questions: the answers", new_file, metavar="FILE.csv")
     option(verb, "--input-size", "one sample: 3x224x224, tokens 512:int64, or a YAML file of "
            "several by their arguments' names", default="", metavar="SHAPE")
-    option(verb, "--batch-size", "of all GPUs together (default: the workload's own, or 1, on "
-           "each)", whole(1), 0)
+    option(verb, "--batch-size", "of all GPUs (default: the workload's, or 1 each)", whole(1), 0)
     option(verb, "--gpus", "equal GPUs of one machine that share the batch", whole(1), 1)
     option(verb, "--parallel", "of --gpus: ddp or data_parallel", default="ddp")
     option(verb, "--mode", default="infer", choices=("infer", "train"))
@@ -298,8 +295,7 @@ def _add_advise(verbs) -> None:
     flag(verb, "--code", "print a program that runs the network so, to paste and run")
     option(verb, "--power-limit", "a lowered power limit of GPUs (default: the board's)",
            number(0, 1e4, above=True), 0.0, metavar="W")
-    flag(verb, "--explain", "print all: origin of each number, held-out errors, price, energy, "
-         "batch sizes")
+    flag(verb, "--explain", "print all: origins, held-out errors, price, energy, batch sizes")
     flag(verb, "--verify", "measure the prediction and the changes on this machine's CPU")
     _add_devices(verb)
 
@@ -308,11 +304,10 @@ def _add_devices(verb: argparse.ArgumentParser) -> None:
     """Add the options of an answer on several devices."""
     option(verb, "--dtype", "int8: on this CPU, quantised", default="fp32",
            choices=("fp32", "bf16", "fp16", "int8"))
-    option(verb, "--device", "a device (cuda:0: this machine's card), or a reference machine with "
-           "models (NAME, or cpu@NAME); may be given again (default: all with a model)",
+    option(verb, "--device", "a device (cuda:0: this machine's), or a reference machine (NAME, or "
+           "cpu@NAME); may be given again (default: all with a model)",
            lambda text: known(text, ["cpu"]), [], action="append")
-    flag(verb, "--no-ceilings", "measure nothing: neither the ceilings of this CPU (ten seconds, "
-         "once) where it has no model of its own, nor its speed now")
+    flag(verb, "--no-ceilings", "measure neither this CPU's ceilings (10 s, once) nor its speed")
     flag(verb, "--json", "print a list of objects, one per device")
 
 
@@ -335,5 +330,4 @@ def _add_models(verbs) -> None:
            "reference's, which ship", default="measure", choices=("measure", "replay"))
     flag(verb, "--quick", "train less, in a fraction of the time")
     flag(verb, "--ship", "of --outsiders: save the predictions, and the spread of boards")
-    flag(verb, "--all", "of --errors: by device, kind, mode and condition; of --outsiders: by "
-         "kind, with small kernels")
+    flag(verb, "--all", "of --errors, --outsiders: a line per device, kind, mode and condition")

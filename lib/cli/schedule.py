@@ -77,10 +77,8 @@ def add(verbs) -> None:
     option(verb, "--jobs", "CSV: job_id and arrival_s, deadline_s, memory_mb, cpu_cores, "
            "workload_id, devices", a_path)
     option(verb, "--actual", "CSV like --times: actual times; policies see --times", a_path)
-    option(verb, "--energy", "CSV: job_id, one column of joules per device type, source "
-           "(measured, modelled or assumed); missing: the watts of --devices", a_path)
-    option(verb, "--high", "CSV like --times: high ends of their 90 %% ranges, for the risk of "
-           "each deadline and proposed time limits", a_path)
+    option(verb, "--energy", "CSV like --times, in joules, and source", a_path)
+    option(verb, "--high", "CSV like --times: high ends of their 90 %% ranges", a_path)
     option(verb, "--time-limit-risk", "with --high: probability of overrunning a time limit",
            number(0, 1, above=True), 0.05, metavar="RISK")
     option(verb, "--policy", "hybrid, or a baseline; an unknown name lists all", default="hybrid")

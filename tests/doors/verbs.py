@@ -16,7 +16,7 @@ NAMES = ["", "x", "../x", "/abs/x", "a,b", ",", "cpu,cpu", "cuda:99", "gpu", "-x
 SCHEDULE = "schedule --times times.csv --devices devices.csv"
 NUMBERS = [  # options of which no number above is one
     "compare a b --threshold", "measure matrix --dry-run --repeats",
-    "measure networks --dry-run --case-s", "calibrate --budget-s", "advise resnet18 --batch-size",
+    "measure networks --dry-run --rounds", "calibrate --budget-s", "advise resnet18 --batch-size",
     "run-jobs jobs.csv --slots", "data check --size"]
 TEXTS = [  # where a name stands for {}
     "{}", "advise {}", "advise resnet18 --device {}", "advise resnet18 --dtype {}",
