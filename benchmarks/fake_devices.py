@@ -10,6 +10,7 @@ import pytest
 from lib import paths
 from lib.config.notebooks import SweepParams
 from lib.measure import machine
+from lib.measure.gpus.card import driver
 from lib.measure.operators import aggregate, sweep, visitor
 from tests import fake_gpus
 
@@ -34,16 +35,16 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as home, pytest.MonkeyPatch.context() as patch:
         patch.setenv(fake_gpus.FILE, str(fake_gpus.Box(home, max(SEVERAL)).path))
-        patch.setattr(visitor, "_visits", fake_gpus.visits)
+        patch.setattr(visitor, "visits", fake_gpus.visits)
         patch.setattr(paths, "SWEEPS", Path(home) / "sweeps")
         fake_gpus.put(patch)
         for repeat in range(REPEATS):
             for devices in SEVERAL:
                 fake_gpus.Box(home, devices)  # workers wait until every card of the box has one
-                machine.hardware.cache_clear(), machine._driver.cache_clear()
+                machine.hardware.cache_clear(), driver.cache_clear()
                 begin = time.monotonic()
                 rows.append({"devices": devices, **_sweep(devices, f"{devices}-{repeat}"), "s": time.monotonic() - begin})
-    machine.hardware.cache_clear(), machine._driver.cache_clear()
+    machine.hardware.cache_clear(), driver.cache_clear()
     table = pd.DataFrame(rows).groupby("devices").median()
     table["of_single"] = table["rows_per_s"] / table.index / table.loc[1, "rows_per_s"]
     for devices, row in table.iterrows():

@@ -7,11 +7,12 @@ import pandas as pd
 from lib import paths
 from lib.errors import InputError
 from lib.predict import published, registry
-from lib.predict.advice.query import CapturedQuery, Query
+from lib.predict.advice.query import CapturedQuery
 from lib.predict.cards import learning
 from lib.predict.networks import architectures
 from lib.predict.scores import score_by
 from lib.progress import track
+from lib.work.run_config import RunConfig
 
 _TORCH = {"infer rtx-3090": "2.4.0", "infer rtx-4090": "2.4.0", "infer rtx-pro-6000-max-q": "2.9.1",
           "train rtx-3090": "1.12"}  # of the table that is scored of each card
@@ -35,9 +36,9 @@ def sums(table: pd.DataFrame) -> Iterator[dict]:
     predictors = {device: registry.predictor(device, "fp16") for device in table["device"].unique()}
     for row in track(table.to_dict("records"), "networks"):
         sample = f"3x{row['image_size']}x{row['image_size']}"
-        query = Query(f"timm:{row['network']}", int(row["batch_size"]), sample, row["mode"], "fp16")
+        config = RunConfig(f"timm:{row['network']}", int(row["batch_size"]), sample, row["mode"], "fp16")
         try:
-            work = CapturedQuery(query).work(device_type="cuda")
+            work = CapturedQuery(config).work(device_type="cuda")
         except InputError as error:
             print(f"   {row['network']}: {error}")
             continue

@@ -18,19 +18,18 @@ from torch import nn
 
 from lib import paths
 from lib.errors import InputError
-from lib.measure import machine, speed_history, worker
+from lib.measure import machine, worker
 from lib.measure.networks import campaign, visits_file
 from lib.measure.networks.allocator import HEAPS
-from lib.measure.networks.case import Case
-from lib.measure.reference_kernel import ELASTICITY, ProcessorSpeed
+from lib.measure.reference_kernel import ELASTICITY, USUAL, ProcessorSpeed
 from lib.predict import calibrate, registry, transfer_cpu
-from lib.predict.advice import advise_text
 from lib.predict.calibrate_networks import CASES
 from lib.predict.networks import work
 from lib.predict.registry import Predictor
 from lib.predict.scores import score
 from lib.work import networks
 from lib.work.graph.ops import MODES
+from lib.work.run_config import RunConfig
 
 INSTRUCTIONS = {"native": (), "avx512": ("AVX512_CORE", "avx512", "AVX512"), "avx2": ("AVX2", "avx2", "AVX2"),
                 "sse41": ("SSE41", "default", "SSE4_2")}
@@ -87,16 +86,14 @@ class Pyramid(nn.Sequential):
         super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 100))
 
 
-def _predicted(predictor: Predictor, rows: pd.DataFrame, speed: speed_history.Speed, name: str) -> pd.DataFrame:
-    """Return what is told of networks: ``<name>_ms`` at usual speed, its interval, and what nine runs of ten take here."""
+def _predicted(predictor: Predictor, rows: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Return predictions of networks: ``<name>_ms`` at the processor's usual speed, and its interval."""
     answers, cases = {}, ["network", "mode", "batch_size", "memory"]
     for case in rows[cases].drop_duplicates().itertuples(index=False):
         item = work.captured(networks.network(case.network, int(case.batch_size)), case.mode)
-        times = predictor.estimate(item, case.memory).times
-        here = advise_text.on_this_cpu(predictor, times, speed)
-        answers[tuple(case)] = (*times.values(), here["here_low_ms"], here["here_high_ms"])
+        answers[tuple(case)] = tuple(predictor.estimate(item, case.memory).times.values())
     return pd.DataFrame([answers[key] for key in rows[cases].itertuples(index=False, name=None)], index=rows.index,
-                        columns=[f"{name}_{end}ms" for end in ("", "low_", "high_", "here_low_", "here_high_")])
+                        columns=[f"{name}_{end}ms" for end in ("", "low_", "high_")])
 
 
 def _visits(cases: list, moments: int, folder: Path) -> pd.DataFrame:
@@ -107,7 +104,7 @@ def _visits(cases: list, moments: int, folder: Path) -> pd.DataFrame:
         table = campaign.summarise([visit], visit.identity, "cpu")
         raw = {result.case: np.median(result.samples_ms) for result in visit.results if result.samples_ms}
         kernel = {result.case: np.median(result.reference_kernel_ms) for result in visit.results if result.samples_ms}
-        by_case = [Case(*values) for values in table[list(Case.__dataclass_fields__)].itertuples(index=False, name=None)]
+        by_case = [RunConfig.from_row(row) for row in table.to_dict("records")]
         tables.append(table.assign(moment=visit.round, measured_ms=[raw.get(case, np.nan) for case in by_case],
                                    reference_ms=[kernel.get(case, np.nan) for case in by_case]))
     return pd.concat(tables, ignore_index=True).query("status == 'ok'").reset_index(drop=True)
@@ -127,16 +124,16 @@ def one_machine(options: argparse.Namespace) -> None:
         except InputError as error:
             refused = True
             print(f"   not calibrated: {error}", flush=True)
-    speed = speed_history.look()
-    cases = [(Case(name, mode, batch), heap) for name in options.networks for mode, batch in CASES for heap in options.heaps
-             if mode in options.modes]
+    cases = [(RunConfig(name, batch, mode=mode), heap) for name in options.networks for mode, batch in CASES
+             for heap in options.heaps if mode in options.modes]
     rows = _visits(cases, options.moments, paths.NETWORKS / "held_out")
     calibrated = registry.predictor("cpu", "fp32")
-    learned = calibrated.model.facts.get("processor_speed", {"usual_ms": speed.usual_ms, "elasticity": ELASTICITY})
+    usual_ms = float(np.percentile(rows["reference_ms"].dropna(), USUAL))
+    learned = calibrated.model.facts.get("processor_speed", {"usual_ms": usual_ms, "elasticity": ELASTICITY})
     rows = rows.assign(latency_ms=ProcessorSpeed(**learned).at_usual_ms(rows["measured_ms"], rows["reference_ms"]), **learned,
                        refused=refused, machine=machine.name(), unseen_family=rows["network"].isin(UNSEEN))
-    zero_shot = _predicted(Predictor("cpu", "fp32", nearest, nearest.device), rows, speed, "zero_shot")
-    after = _predicted(calibrated, rows, speed, "calibrated")
+    zero_shot = _predicted(Predictor("cpu", "fp32", nearest, nearest.device), rows, "zero_shot")
+    after = _predicted(calibrated, rows, "calibrated")
     pd.concat([rows, zero_shot, after], axis=1).to_csv(options.child, index=False)
 
 
@@ -144,7 +141,7 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a row per machine and heap: errors as shipped and calibrated, of usual times and of raw ones, in %.
 
     ``mape, bias`` and ``inside`` are of times at the processor's usual speed, by the reference kernel beside them.
-    ``raw_inside`` is the share of raw medians within what is told of this machine, ``raw_width`` that range, high over low.
+    ``raw_mape`` and ``raw_inside`` are of the times as measured.
     ``spread`` is that of the machine: the slowest over the fastest moment of a case. ``unseen_`` columns are of UNSEEN.
     """
     lines = []
@@ -153,15 +150,14 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
         line = {**dict(zip(("machine", "heap"), key, strict=True)), "n": len(every), "refused": bool(every["refused"].any()),
                 "spread": (by_case.max() / by_case.min()).mean()}
         for which in ("zero_shot", "calibrated"):
-            ends = {end: every[f"{which}_{end}_ms"] for end in ("low", "high", "here_low", "here_high")}
+            low_ms, high_ms = every[f"{which}_low_ms"], every[f"{which}_high_ms"]
             error = score(every["latency_ms"], every[f"{which}_ms"])
             unseen = score(*(every.loc[every["unseen_family"], name] for name in ("latency_ms", f"{which}_ms")))
             line |= {f"{which}_mape": error["mape"], f"{which}_bias": error["bias"],
                      f"unseen_{which}_mape": unseen.get("mape", np.nan),
                      f"{which}_raw_mape": score(every["measured_ms"], every[f"{which}_ms"])["mape"],
-                     f"{which}_inside": every["latency_ms"].between(ends["low"], ends["high"]).mean() * 100,
-                     f"{which}_raw_inside": every["measured_ms"].between(ends["here_low"], ends["here_high"]).mean() * 100,
-                     f"{which}_raw_width": (ends["here_high"] / ends["here_low"]).median()}
+                     f"{which}_inside": every["latency_ms"].between(low_ms, high_ms).mean() * 100,
+                     f"{which}_raw_inside": every["measured_ms"].between(low_ms, high_ms).mean() * 100}
         lines.append(line)
     return pd.DataFrame(lines)
 

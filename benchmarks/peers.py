@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from benchmarks import paired
-from lib.measure import ceilings, machine, timing
+from lib.measure import machine, probes, timing
 
 C_TRIAD = r"""
 #include <omp.h>
@@ -47,7 +47,7 @@ def _triads(folder: Path) -> None:
     for name, touched in (("half of L2", machine.cache_bytes().get("L2", 2**20)), ("half of the last cache", last // 2),
                           ("RAM", 8 * last)):
         elements = touched // 24
-        ours = ceilings._triad(elements, CPU)
+        ours = probes._triad(elements, CPU)
         calls = max(1, int(2e8 / touched))
         peer = subprocess.Popen([binary, str(elements)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                 env={"OMP_NUM_THREADS": str(torch.get_num_threads())})
@@ -94,6 +94,6 @@ def main() -> None:
         print("   no gcc here: STREAM's triad was not compared")
     for name, dtype, n in (("fp32", np.float32, 1024), ("fp64", np.float64, 1024)):
         left, right = (np.random.default_rng(0).random((n, n)).astype(dtype) for _ in range(2))
-        ours = ceilings._gemm(name, n, CPU)
+        ours = probes._gemm(name, n, CPU)
         _pairs(f"product {name} {n}", lambda ours=ours: _rested(ours, 5),
                lambda left=left, right=right: _rested(lambda: left @ right, 5), 2 * n**3 / 1e6, "GFLOP/s", "NumPy")

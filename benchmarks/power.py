@@ -41,13 +41,11 @@ class Clocked(meters.Meter):
 
 def _files(folder: Path) -> list:
     """Return meters of files as the kernel has them, in a folder."""
-    zone, sensor = folder / "intel-rapl:0", folder / "hwmon0"
-    for path, contents in ((zone, {"name": "package-0\n", "energy_uj": "1000", "max_energy_range_uj": "262143328850"}),
-                           (sensor, {"name": "ina3221", "in1_label": "VDD_IN", "in1_input": "5000", "curr1_input": "1200"})):
-        path.mkdir()
-        for name, content in contents.items():
-            (path / name).write_text(content)
-    return [meters.rapl(folder), meters.jetson([folder])]
+    zone = folder / "intel-rapl:0"
+    zone.mkdir()
+    for name, content in {"name": "package-0\n", "energy_uj": "1000", "max_energy_range_uj": "262143328850"}.items():
+        (zone / name).write_text(content)
+    return [meters.rapl(folder)]
 
 
 def main() -> None:

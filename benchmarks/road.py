@@ -10,7 +10,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 from lib.predict.advice.advise import advise
-from lib.predict.advice.query import Query
+from lib.work.run_config import RunConfig
 
 NETWORK, DEVICE = "resnet50", "rtx-4090"
 QUERY = {"batch_size": 256, "dtype": "fp16", "compiled": True}
@@ -34,7 +34,7 @@ def calls(network: str, device: str) -> list[tuple[str, str]]:
 
     sys.setprofile(enter)
     try:
-        advise(Query(network, **QUERY), [device], crossovers=False)
+        advise(RunConfig(network, **QUERY), [device], crossovers=False)
     finally:
         sys.setprofile(None)
     return list(found)
@@ -51,7 +51,7 @@ def _name(code: CodeType) -> str:
 
 def main() -> None:
     """Count the calls between files on the road of one answer, its files, and what is called from most places."""
-    advise(Query(NETWORK, **QUERY), [DEVICE], crossovers=False)  # imports and caches
+    advise(RunConfig(NETWORK, **QUERY), [DEVICE], crossovers=False)  # imports and caches
     road = calls(NETWORK, DEVICE)
     files = Counter(called.partition(":")[0] for _, called in road)
     print(f"   {NETWORK} on {DEVICE}: {len(road)} calls from one file into another, in {len(files)} files")

@@ -14,17 +14,18 @@ import pandas as pd
 import torch
 from torch import nn
 
-from lib.config.definitions import ONNXRUNTIME, OPENVINO, TORCH
 from lib.errors import InputError
 from lib.measure import machine
-from lib.measure.networks.case import Case, program
+from lib.measure.networks.program import program
 from lib.measure.worker import call
+from lib.work.run_config import RunConfig
+from lib.work.runtimes import RUNTIMES
 
 SECONDS = 0.3  # of passes of a case
 WARMUP = 50
 TOY = {"SECONDS": 0.01}
-CONDITIONS = [(TORCH, False, "fp32"), (TORCH, False, "bf16"), (TORCH, True, "fp32"), (ONNXRUNTIME, False, "fp32"),
-              (ONNXRUNTIME, False, "int8"), (OPENVINO, False, "fp32"), (OPENVINO, False, "bf16"), (OPENVINO, False, "int8")]
+CONDITIONS = [("torch", True, "fp32"), *((name, False, dtype) for name, runtime in RUNTIMES.items()
+                                         for dtype in ("fp32", "bf16", "int8") if dtype in runtime.DTYPES)]
 
 
 class Empty(nn.Module):
@@ -75,7 +76,7 @@ class SmallCnn(nn.Module):
 NETWORKS = [("Empty", "1", 1), ("Linear", "16", 1), ("Policy", "24", 1), ("SmallCnn", "3x28x28", 1), ("SmallCnn", "3x28x28", 8)]
 
 
-def samples_ms(case: Case, folder: Path, seconds: float) -> list[float]:
+def samples_ms(case: RunConfig, folder: Path, seconds: float) -> list[float]:
     """Return the times of passes in a row, after a warm-up."""
     run, _ = program(case, torch.device("cpu"), folder)
     for _ in range(WARMUP):
@@ -93,12 +94,12 @@ def measured(name: str, shape: str, batch: int, seconds: float) -> list[dict]:
     rows, every = [], torch.get_num_threads()
     with TemporaryDirectory() as folder:
         for (runtime, compiled, dtype), threads in product(CONDITIONS, (0, 1)):
-            case = Case(f"{__name__}:{name}", "infer", batch, shape, dtype, compiled=compiled, runtime=runtime)
+            case = RunConfig(f"{__name__}:{name}", batch, shape, dtype=dtype, compiled=compiled, runtime=runtime)
             torch.set_num_threads(threads or every)
             try:
                 samples = samples_ms(case, Path(folder), seconds)
             except InputError as error:
-                print(f"   {case.words}: {error}", file=sys.stderr)
+                print(f"   {case.label}: {error}", file=sys.stderr)
                 continue
             rows.append({"machine": machine.name(), "network": name, "input_shape": shape, "batch_size": batch,
                          "runtime": runtime, "compiled": compiled, "dtype": dtype, "threads": threads,

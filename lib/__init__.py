@@ -8,7 +8,8 @@ The map of the library, the lowest room first. A room imports only from rooms be
     config     typed parameters of the notebooks, definitions in params/*.yaml
     work       what is run: workloads, datasets, models, training; copies of data
                  building/ networks by name            graph/ operators of a network, counted
-    measure    what it took: machine, load, timing, ceilings, packing
+                 runtimes/ what runs networks, a file each; run_config: how one runs
+    measure    what it took: machine, disturbance, timing, ceilings, packing
                  training/ profiled runs, run matrix   operators/ sweeps         networks/ whole networks
                  energy/ power meters                  gpus/ NVML
     predict    what it would take, and why: model_file, scores, held_out, boards, transfer, transfer_cpu, registry, steps,

@@ -1,4 +1,4 @@
-"""The reader of CSV files and workbooks; a row of another width than the header is refused."""
+"""Reading of CSV files and workbooks: what is damaged is refused in one line."""
 
 import csv
 import io
@@ -8,16 +8,13 @@ from pathlib import Path
 
 from lib.errors import InputError, choices, refused
 
-LARGEST_MB = 2000.0  # of a table, in a file or in memory
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
 def bytes_of(path: Path) -> bytes:
-    """Return a file's content; InputError for a missing file and one above LARGEST_MB, OSError."""
-    if not path.exists():
-        raise InputError(f"{path} is missing")
-    if (megabytes := path.stat().st_size / 1e6) > LARGEST_MB:
-        raise InputError(f"{path} has {megabytes:,.0f} MB; at most {LARGEST_MB:,.0f} are read")
+    """Return a file's content; InputError for what is no file or is missing, OSError."""
+    if not path.is_file():  # a device such as /dev/zero may have no end
+        raise InputError(f"{path} is {'no file' if path.exists() else 'missing'}")
     return path.read_bytes()
 
 
@@ -32,12 +29,10 @@ def text(path: Path, torn: bool = False) -> str:
 
 
 def rows(content: str, path: Path, skipinitialspace: bool = False) -> Iterator[list[str]]:
-    """Give the rows of a CSV as texts, the header first, blank lines left out.
+    """Yield the rows of a CSV as texts, the header first, without blank lines.
 
     Raises InputError for a wrong header and for a row of another width.
     """
-    if "\0" in content:
-        raise InputError(f"{path} is not a readable CSV: it holds zero bytes")
     lines = csv.reader(io.StringIO(content, newline=""), strict=True,
                        skipinitialspace=skipinitialspace)
     filled = filter(None, lines)

@@ -8,7 +8,7 @@ from lib.errors import InputError
 from lib.tables.check import check_names, checked
 from lib.tables.column import Column
 
-_NO_IDS = ("NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None")  # empty cells
+_NO_IDS = ("NA", "N/A", "#N/A", "NaN", "nan", "null", "NULL", "None")  # for an empty cell
 _MOST = 1e12  # of any number: sums of larger times lose small ones
 
 
@@ -27,22 +27,13 @@ def read(path: Path, columns: Mapping[str, Column], others: bool = False):
     if not len(cells):
         raise InputError(f"{path} has no row")
     cells = cells.reindex(columns=list(columns), fill_value="")
-    cells = cells.apply(lambda texts: texts.str.strip().str.normalize("NFC"))
-    for name, column in columns.items():
-        if column.kind == "str":
-            _check_texts(cells[name], column, path, unique=name == cells.columns[0])
-    defaults = pd.Series({name: column.default for name, column in columns.items()}, dtype=object)
-    filled = cells.astype(object).where(cells != "", defaults.fillna(float("nan")), axis=1)
-    return checked(filled, columns, str(path), cells.columns[0], _MOST)
-
-
-def _check_texts(texts, column: Column, path: Path, unique: bool) -> None:
-    """Refuse texts that stand for an empty cell, that nobody can see, or that are there twice."""
-    required = column.default is None
-    for wrong, words in (
-            (required & texts.isin(_NO_IDS), "stands for an empty cell; give it another name"),
-            (~texts.map(str.isprintable).astype(bool), "holds characters that are not printed"),
-            (unique & (texts != "") & texts.duplicated(), "is there twice")):
+    cells = cells.apply(lambda texts: texts.str.strip())
+    key = cells.columns[0]
+    for wrong, words in ((cells[key].isin(_NO_IDS), "stands for an empty cell"),
+                         (cells[key].duplicated() & (cells[key] != ""), "is there twice")):
         if wrong.any():
             row = wrong.idxmax()
-            raise InputError(f"{path}: {texts.name} {texts[row]!r} in row {row + 1} {words}")
+            raise InputError(f"{path}: {key} {cells[key][row]!r} in row {row + 1} {words}")
+    defaults = pd.Series({name: column.default for name, column in columns.items()}, dtype=object)
+    filled = cells.astype(object).where(cells != "", defaults.fillna(float("nan")), axis=1)
+    return checked(filled, columns, str(path), key, _MOST)

@@ -1,18 +1,17 @@
-"""Locks: one writer per file, one measurement per device. The system releases them when the process ends, also if killed."""
+"""Locks: one writer per file, one measurement per device, until the process that holds one ends."""
 
 import os
 import re
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from lib import files
-from lib.errors import InputError, choices
+from lib.errors import InputError
 
 MASK = "CUDA_VISIBLE_DEVICES"
 PATIENCE_S = 600.0  # how long a measurement waits until another one ends
-_HOST = ("/run/lock", "/dev/shm", "/tmp")
-_EVERYBODY, _ALL = 0o666, 0o777
 
 
 class HeldError(InputError):
@@ -20,61 +19,52 @@ class HeldError(InputError):
 
 
 def host_folder() -> Path:
-    """Return the folder of the locks of this host's devices, the same for every user, job and TMPDIR.
+    """Return the folder of the locks of this host's devices, which every user can open.
 
-    ``LIB_LOCKS`` names another. Raises InputError where there is none that everybody may write to.
+    It is the same for every user, job and TMPDIR; the variable ``LIB_LOCKS`` names another one.
     """
-    if named := os.environ.get("LIB_LOCKS"):
-        return files.folder(Path(named))
-    for place in _HOST:
-        if Path(place).is_dir() and os.stat(place).st_mode & 0o1777 == 0o1777 and os.access(place, os.W_OK):
-            return _open_to_all(Path(place) / "measured-devices")
-    raise InputError(f"no folder for the locks of devices: {choices(_HOST)} are not open to everybody; name one in LIB_LOCKS")
-
-
-def _open_to_all(folder: Path) -> Path:
-    """Return a folder in which everybody may open everybody's locks.
-
-    In a sticky folder, such as those it lies in, Linux refuses that to all but a file's owner (``fs.protected_regular``).
-    """
-    with files.writing(folder):
-        folder.mkdir(exist_ok=True)
-        if folder.stat().st_uid == os.getuid() and folder.stat().st_mode & 0o7777 != _ALL:
-            folder.chmod(_ALL)
+    places = [place for place in ("/run/lock", "/dev/shm", "/tmp") if os.path.isdir(place)
+              and os.stat(place).st_mode & 0o002 and os.access(place, os.W_OK)]
+    place = places[0] if places else tempfile.gettempdir()
+    folder = files.folder(Path(os.environ.get("LIB_LOCKS") or f"{place}/measured-devices"))
+    with suppress(PermissionError):  # another user's
+        folder.chmod(0o777)
     return folder
 
 
 def card(number: int, environment: Mapping[str, str] = os.environ) -> str:
-    """Return the host's name of a process's ``cuda:<number>``: an index, or the id in CUDA_VISIBLE_DEVICES.
+    """Return the host's name of ``cuda:<number>``: an index, or its id in CUDA_VISIBLE_DEVICES.
 
     Raises InputError where CUDA_VISIBLE_DEVICES leaves fewer cards.
     """
     mask = environment.get(MASK)
     if mask is None:
         return str(number)
-    names = [name.strip() for name in mask.split(",")]
-    shown = names[:next((place for place, name in enumerate(names) if name in ("", "-1")), len(names))]  # as CUDA reads it
+    shown = []
+    for name in map(str.strip, mask.split(",")):
+        if name in ("", "-1"):  # CUDA reads no further
+            break
+        shown.append(name)
     if number >= len(shown):
-        raise InputError(f"there is no cuda:{number}: {MASK} is {mask!r}, which leaves {len(shown)} cards")
+        raise InputError(f"there is no cuda:{number}: {MASK} is {mask!r}, which leaves "
+                         f"{len(shown)} cards")
     return shown[number]
 
 
 def uuid(card_name: str) -> str:
-    """Return the UUID of a card given by index or abbreviated UUID; unchanged if NVML does not know it."""
+    """Return the UUID of a card given by index or short UUID; the name itself without NVML."""
     try:
         import pynvml
-    except ImportError:
-        return card_name
-    try:
+
         pynvml.nvmlInit()
         count = pynvml.nvmlDeviceGetCount()
-    except (pynvml.NVMLError, AttributeError):
+    except Exception:  # no NVML, or a driver that fails
         return card_name
     for index in range(count):
-        with suppress(pynvml.NVMLError):  # a card that is lost has none
-            full_uuid = pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index))
-            if card_name == str(index) or full_uuid.startswith(card_name):
-                return full_uuid
+        with suppress(pynvml.NVMLError):  # a lost card has no UUID
+            found = pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index))
+            if card_name == str(index) or found.startswith(card_name):
+                return found
     return card_name
 
 
@@ -85,29 +75,28 @@ def device(name: str, timeout_s: float = PATIENCE_S) -> Iterator[None]:
     Raises HeldError, an InputError, when another process still holds it after ``timeout_s``.
     """
     kind, _, number = name.partition(":")
-    named = f"cuda-{uuid(card(int(number)))}" if kind == "cuda" and number.isdecimal() else name
-    path = host_folder() / f"measuring-{re.sub('[^A-Za-z0-9_.-]', '-', named)}.lock"
-    with _held(path, timeout_s, f"device {name} is being measured by another process", mode=_EVERYBODY):
+    if kind == "cuda" and number.isdecimal():
+        name = f"cuda-{uuid(card(int(number)))}"
+    path = host_folder() / f"measuring-{re.sub('[^A-Za-z0-9_.-]', '-', name)}.lock"
+    with _held(path, timeout_s, f"device {name} is being measured by another process", mode=0o666):
         yield
 
 
 @contextmanager
 def writer(path: Path, timeout_s: float = 0.0) -> Iterator[None]:
-    """Hold the lock of a file or folder that one process writes to at a time; the lock lies beside it.
+    """Hold the lock of a file or folder that one process writes at a time.
 
     Raises HeldError, an InputError, when another process still holds it after ``timeout_s``.
     """
     files.folder(path.parent)
-    with _held(path.with_name(f".{path.name}.lock"), timeout_s, f"{path} is being written by another process"):
+    why = f"{path} is being written by another process"
+    with _held(path.with_name(f".{path.name}.lock"), timeout_s, why):
         yield
 
 
 @contextmanager
 def writers(targets: Iterable[Path], timeout_s: float) -> Iterator[None]:
-    """Hold the locks of several files or folders, as ``writer`` does of one.
-
-    Always in one order: two processes that want the same ones never wait for each other.
-    """
+    """Hold the locks of several files or folders, taken in one order so that none waits in turn."""
     with ExitStack() as locks:
         for target in sorted(set(targets)):
             locks.enter_context(writer(target, timeout_s))
@@ -116,11 +105,10 @@ def writers(targets: Iterable[Path], timeout_s: float) -> Iterator[None]:
 
 @contextmanager
 def _held(path: Path, timeout_s: float, why: str, **options: int) -> Iterator[None]:
-    """Hold a lock; its file has the permissions that the umask leaves, unless ``options`` have a ``mode``."""
     from filelock import FileLock, Timeout
 
+    lock = FileLock(path, timeout=timeout_s, **options)
     with files.writing(path):
-        lock = FileLock(path, timeout=timeout_s, **options)
         try:
             lock.acquire()
         except Timeout:

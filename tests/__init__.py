@@ -57,13 +57,13 @@ def nightly(*values):
     return pytest.param(*values, marks=pytest.mark.nightly)
 
 
-def advice_on(devices, *query, **more):
-    """Return the advice on a query for one device or several, without batch sizes at which another one is better."""
+def advice_on(devices, *config, power_limit_w=0.0, **more):
+    """Return the advice on a run for one device or several, without batch sizes at which another one is better."""
     from lib.predict.advice import advise
-    from lib.predict.advice import query as queries
+    from lib.work.run_config import DeviceCondition, RunConfig
 
     several = [devices] if isinstance(devices, str) else devices
-    return advise.advise(queries.Query(*query, **more), several, crossovers=False)
+    return advise.advise(RunConfig(*config, **more), several, False, DeviceCondition(power_limit_w=power_limit_w))
 
 
 def refused(words):
@@ -80,6 +80,15 @@ def row(table, **values):
     least = {name: values.get(name, (c.of or ("x",))[0] if c.kind == "str" else False if c.kind == "bool" else 1.0)
              for name, c in tables.TABLES[table].items()}
     return pd.DataFrame([least])
+
+
+def with_value(tree, path, value):
+    """Return a copy of a tree of mappings and lists with another value at a path."""
+    if not path:
+        return value
+    tree = tree.copy()
+    tree[path[0]] = with_value(tree[path[0]] if len(path) > 1 else None, path[1:], value)
+    return tree
 
 
 def python(*words, status=0, cwd=paths.ROOT, **environment):

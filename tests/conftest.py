@@ -17,7 +17,7 @@ from unittest import mock
 import pytest
 
 from lib import locks, paths
-from tests import XRAYS, write_power_log
+from tests import write_power_log
 
 # Two test workers share the cores; a pool of threads each would make them wait for one another at every barrier.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -108,7 +108,7 @@ class Clock:
 def clock(monkeypatch):
     """Put a clock in the place of the machine's own, on a machine where others hold all cores."""
     from lib import store
-    from lib.measure import load
+    from lib.measure import disturbance
 
     store.git_state()  # waits for a process, by the real clock
     made = Clock()
@@ -116,16 +116,16 @@ def clock(monkeypatch):
     monkeypatch.setattr(time, "perf_counter", lambda: made.now)
     monkeypatch.setattr(time, "perf_counter_ns", lambda: round(made.now * 1e9))
     monkeypatch.setattr(time, "sleep", made.work)
-    monkeypatch.setattr(load.LoadWatch, "reading", lambda self: load.Load(1.0, 1.0, 2.0, 0.0, 0.0))
+    monkeypatch.setattr(disturbance.LoadWatch, "reading", lambda self: disturbance.Load(1.0, 1.0, 2.0, 0.0, 0.0))
     return made
 
 
 @pytest.fixture
 def quiet(monkeypatch):
     """Skip the wait for a quiet machine: these tests look at what is written, not at how fast it was."""
-    from lib.measure import load
+    from lib.measure import disturbance
 
-    monkeypatch.setattr(load, "wait_for_quiet", lambda *_, **__: load.Load(0.5, 0.0, 0.0, 0.0, 0.0))
+    monkeypatch.setattr(disturbance, "wait_for_quiet", lambda *_, **__: disturbance.Load(0.5, 0.0, 0.0, 0.0, 0.0))
 
 
 @pytest.fixture
@@ -143,16 +143,6 @@ def with_card(monkeypatch):
     from lib.measure import machine
 
     monkeypatch.setattr(machine, "devices", lambda: ["cpu", "cuda:0"])
-
-
-@pytest.fixture
-def xrays(home):
-    """Put the real X-rays where the project looks for them."""
-    if not XRAYS.is_file():
-        pytest.skip(f"the real X-rays are not here: {XRAYS}")
-    paths.MEDMNIST.mkdir(parents=True)
-    shutil.copy(XRAYS, paths.MEDMNIST)
-    return paths.MEDMNIST / XRAYS.name
 
 
 @contextmanager

@@ -19,11 +19,12 @@ import pytest
 
 from lib import files
 from lib.measure import machine, timing
+from lib.measure.gpus import card
 from lib.measure.operators import visit, visitor
 
 FILE = "FAKE_GPUS"
 NOT_SUPPORTED, NOT_FOUND = 3, 6
-_visits, _calls = visitor._visits, Counter()
+_visits, _calls = visitor.visits, Counter()
 
 
 class NVMLError(Exception):
@@ -41,7 +42,7 @@ def _write(path, content):
 def forget():
     """Forget what this process knows of its hardware: the cards of a box are changed, or gone."""
     machine.hardware.cache_clear()
-    machine._driver.cache_clear()
+    card.driver.cache_clear()
 
 
 class Box:
@@ -52,7 +53,7 @@ class Box:
         _calls.clear()
         _write(self.path, {"nvml": nvml, "cards": [
             {"uuid": f"GPU-{number}000", "name": "Fake A", "free": 8e9, "mode": 0, "stranger": None, "share": 0.0,
-             "reasons": 0, "clock": 1410, "breaks_after": 0, "gone": False, "waits_for": None, **everywhere}
+             "reasons": 0, "clock": 1410, "breaks_after": 0, "gone": False, **everywhere}
             for number in range(count)]})
         forget()
 
@@ -141,21 +142,15 @@ def _properties(device):
 
 
 def _runnable(ops, device):
-    """Return a call that takes as long as its bytes; after so many calls the card breaks, and is gone for good.
-
-    A card that waits for another calls nothing before that one is gone, so that a busy host cannot leave one without work.
-    """
+    """Return a call that takes as long as its bytes; after so many calls the card breaks, and is gone for good."""
     import torch
 
-    uuid, end = _card(device)["uuid"], time.monotonic() + 60
+    uuid = _card(device)["uuid"]
 
     def call():
         _calls[uuid] += 1
         content = read()
         card = next(card for card in content["cards"] if card["uuid"] == uuid)
-        while card["waits_for"] is not None and not read()["cards"][card["waits_for"]]["gone"]:
-            assert time.monotonic() < end, f"card {card['waits_for']} did not end within a minute"
-            time.sleep(0.005)
         if 0 < card["breaks_after"] < _calls[uuid]:
             card["gone"] = True
             _write(os.environ[FILE], content)

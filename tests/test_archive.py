@@ -3,11 +3,10 @@
 import shutil
 
 import pytest
-import torch
 
 from lib import files, paths, store
 from lib.config.notebooks import MachineParams, SweepParams
-from lib.measure import archive, ceilings, packing
+from lib.measure import archive, ceilings
 from lib.measure.operators import isolated, sweep
 from lib.measure.training import profiled
 from lib.predict import registry
@@ -129,27 +128,10 @@ def test_an_imported_cpu_is_trained_on_its_own_sweeps_and_advice_knows_it(home, 
         assert registry.machine_files(folder)["cpu", "fp32"].parent.name == place
 
 
-@pytest.mark.parametrize("count, device, words", [
-    (90, "mps", "no model of box could be trained: mps fp32: params/devices.yaml has no device"),
-    (20, "cpu", r"no sweep of 40 usable rows or more \(20 of 20 rows are usable\); measure one")])
-def test_a_gpu_that_nobody_knows_or_too_few_rows_are_one_line(home, convolutions, count, device, words):
-    swept("box", convolutions.head(count), device)
-    with refused(words):
+def test_too_few_rows_to_train_on_are_one_line(home, convolutions):
+    swept("box", convolutions.head(20), "cpu")
+    with refused(r"no sweep of 40 usable rows or more \(20 of 20 rows are usable\); measure one"):
         evaluate.own_machine("box", quick=True)
-
-
-@pytest.mark.cuda
-def test_a_gpu_swept_there_is_a_model_here(home, tmp_path):
-    wanted = SweepParams(op="linear", device="cuda:0", count=60, budget_s=0, rounds=3, visit_ms=4, patience_s=0.0, name="s")
-    sweep.measure_sweep(wanted)
-    packing.pack(tmp_path / "box.zip")
-    packing.unpack(tmp_path / "box.zip", "box")
-    evaluate.own_machine("box", quick=True)
-    vendor = registry.vendor_of(torch.cuda.get_device_name(0))
-    (predictor,) = registry.for_devices(["box"], "fp32")
-    assert predictor.device == f"{vendor}@box"
-    shape = advise_operator.config("linear", ["gemm_m=512", "gemm_k=512", "gemm_n=512"])
-    assert 1e-3 < advise_operator.advise(shape, ["box"])["predicted_ms"].item() < 10
 
 
 def test_the_newest_file_of_a_device_is_not_that_of_one_whose_number_begins_alike(tmp_path):

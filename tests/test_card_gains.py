@@ -1,4 +1,4 @@
-"""The scorer: errors with a vote per row and per family, and gains of channels_last, of compiling and of a CPU's layouts."""
+"""Scores with a vote per row and per family, and gains of channels_last and of compiling on cards."""
 
 import math
 from dataclasses import replace
@@ -9,8 +9,7 @@ import pytest
 
 from lib.predict import held_out
 from lib.predict.cards import card_errors, card_model
-from lib.predict.cards.features import Condition
-from lib.predict.scores import constants, score, score_by, score_families, score_gains
+from lib.predict.scores import score, score_by, score_families, score_gains
 from tests.test_cards import EAGER, advised, change
 
 LAST, COMPILED = replace(EAGER, layout="nhwc"), replace(EAGER, compiled=True)
@@ -49,22 +48,6 @@ def test_a_score_is_of_rows_that_were_measured_and_a_family_has_one_vote():
     assert score_by(rows, ["group"])["n"].tolist() == [1, 1, 2]
 
 
-def test_signs_stand_beside_those_of_one_factor_from_other_folds():
-    measured, fold = np.array([1.051, 1.049, 1 / 1.051, 1 / 1.049]), np.array([0, 0, 1, 2])
-    scores = score_gains(pd.DataFrame({"measured": measured, "predicted": 1.1, "fold": fold, "low": np.nan, "high": np.nan}))
-    assert scores["sign"] == 50 and scores["constant_sign"] == 0, "each other fold went the other way"
-    assert constants(np.array([2.0, 2.0, 3.0, 8.0]), fold) == pytest.approx([np.sqrt(24), np.sqrt(24), 2, 2])
-
-
-def test_a_change_is_one_thing_of_one_torch_under_autocast():
-    both, bf16 = replace(LAST, compiled=True), replace(COMPILED, precision="amp_bf16")
-    several = (EAGER, LAST, COMPILED, both, bf16, replace(LAST, torch="2.4.0"), replace(COMPILED, precision="bf16"),
-               replace(LAST, mode="train"))
-    assert set(card_errors.changes(several)) == {
-        (EAGER, LAST), (EAGER, COMPILED), (LAST, both), (COMPILED, both), (EAGER, bf16), (bf16, both)}
-    assert [Condition.from_name(condition.name) for condition in several] == list(several)
-
-
 def test_gains_are_quotients_of_two_conditions_scored_by_sign_and_factor_an_image():
     """Four networks on which channels_last gives 20 % more, 20 % less, and 2 % more twice; one factor of each is off."""
     measured, predicted = np.log([1.2, 0.8, 1.02, 1.02]), np.log([1.2, 1.6, 1.02, 0.99])
@@ -76,26 +59,6 @@ def test_gains_are_quotients_of_two_conditions_scored_by_sign_and_factor_an_imag
     assert scored["median"] == pytest.approx((1 - 0.99 / 1.02) * 50)
     assert scored["constant_mape"] == pytest.approx(
         (abs(1.02 / 1.2 - 1) + abs(1.02 / 0.8 - 1)) * 25), "the median gain of the other families"
-
-
-def test_networks_that_ran_one_way_alone_tell_no_gain_and_those_measured_again_tell_the_noise():
-    ran, again = networks(np.zeros(2), 0), networks(np.log([1.0, 2.0]), 0, replace(EAGER, torch="2.10.0"))
-    assert not list(card_errors.gains(pd.concat([ran, networks(np.zeros(2), 0, LAST).assign(case=["a", "b"])])))
-    (noise,) = card_errors.measured_again(pd.concat([ran, again]))
-    assert score(noise["measured"], noise["predicted"])["mape"] == pytest.approx(50)
-    assert set(noise["left_out"]) == {"none: torch 2.10.0 against it"}
-
-
-def test_the_gain_of_a_change_is_of_the_same_torch_or_else_of_the_newest(tmp_path, monkeypatch):
-    monkeypatch.setattr(card_model, "FOLDER", tmp_path)
-    several = [networks(np.zeros(3), 0.1, replace(condition, torch=torch))
-               for torch in ("2.9.1", "2.10.0") for condition in (EAGER, LAST)]
-    held_out.save(pd.concat(several, ignore_index=True), tmp_path / "rtx-4090.json")
-    assert card_errors.of_change("rtx-4090", EAGER, LAST)["torch"] == "2.9.1"
-    newest = card_errors.of_change("rtx-4090", *(replace(one, torch="2.11.0") for one in (EAGER, LAST)))
-    assert newest["torch"] == "2.10.0", "the newest that was held out"
-    assert "in 100 % of 3 cases with torch 2.10.0" in card_errors.change_words(newest), "and said to be"
-    assert card_errors.of_change("rtx-4090", EAGER, COMPILED) is None
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Whole networks on GPUs: rows of work against counted ones, laws of the model, and efficiencies that are found again."""
+"""Whole networks on GPUs: rows of counted work, kernels below their ceilings, learned efficiencies, and advice from them."""
 
 from dataclasses import replace
 
@@ -11,14 +11,17 @@ from torch import nn
 from lib.config import definitions
 from lib.predict import held_out
 from lib.predict.advice import suggestions
-from lib.predict.cards import card_errors, card_model, features, fitting, fusion, kernel_sum, learning, rows, whole_networks
+from lib.predict.cards import card_errors, card_model, features, fitting, kernel_sum, learning, rows, whole_networks
 from lib.predict.cards.card_model import CardModel
 from lib.predict.cards.features import Condition
 from lib.predict.cards.kernel_sum import FittedWeights
 from lib.predict.evaluation import models_at_hand
 from lib.predict.operators.features_gpu import Chip
+from lib.work import networks
+from lib.work.building.timm_models import MERGED
 from lib.work.graph import capture
 from lib.work.networks import Network
+from lib.work.run_config import RunConfig
 from tests import advice_on
 from tests.test_published import refused
 
@@ -71,26 +74,6 @@ def test_rows_count_what_automatic_mixed_precision_moves(table):
     assert casts["read"] @ casts["calls"] == 4 * image + 2 * made + 4 * made, "the image, to and from the layer norm"
     weights = 8 * 16 + 16 + 64 * 10 + 10
     assert casts["read_once"] @ casts["calls"] == 4 * weights, "each weight once a pass"
-
-
-def test_rows_at_one_batch_say_what_there_is_at_another(table):
-    other = rows_at(6)
-    assert len(other) == len(table)
-    for name, factor in {"read": 3, "written": 3, "flops": 3, "read_once": 1, "written_once": 1}.items():
-        assert other[name] @ other["calls"] == pytest.approx(factor * (table[name] @ table["calls"]))
-
-
-def test_what_a_compiler_fuses_moves_less():
-    def fused(*nodes):
-        """Return the kernels of nodes that read and write tensors by number, from 10 on one of a single element."""
-        return fusion.rows([fusion.Node(kind, *({number: (1 if number >= 10 else 100, True, 2) for number in tensors}
-                                                for tensors in both)) for kind, *both in nodes])
-
-    (chain,) = fused(("linear", [0], [1]), ("elementwise", [1, 9], [2]), ("activation", [2], [3]), ("linear", [3], [4]))
-    assert chain["kind"] == "fused" and chain["read"] == 400 and chain["written"] == 200, "what passes between stays inside"
-    first, gated = fused(("batch_norm", [0], [1]), ("reduction", [1], [10]), ("conv_1x1", [10], [11]),
-                         ("elementwise", [1, 11], [4]))
-    assert first["written"] == 202 and gated["read"] == 202, "what waits for a convolution is a kernel of its own"
 
 
 def test_kernels_keep_to_their_ceilings(table):
@@ -206,11 +189,6 @@ def test_training_writes_families_left_out_from_which_its_scores_come_and_leaves
     assert learning.is_final(pd.Series(["convnext", "resnet"])).tolist() == [True, False]
 
 
-def test_training_needs_enough_networks():
-    with refused("rtx-4090: no condition with 50 networks"):
-        learning.ship(of_card("rtx-4090", count=49))
-
-
 @pytest.mark.slow
 def test_advise_answers_from_whole_networks_and_says_on_what_evidence(card, tmp_path, monkeypatch):
     card.save(tmp_path / "rtx-4090.json")
@@ -238,7 +216,7 @@ def test_a_training_step_takes_its_passes_from_whole_networks_where_they_were_le
     advice = advised("rtx-3090", **how)
     row, predictor = advice.table.iloc[0], advice.answers[0].predictor
     assert row["source"] == "learned from whole networks"
-    condition = whole_networks.condition_of(predictor.card, "fp16", "train")
+    condition = whole_networks.condition_of(predictor.card, RunConfig(mode="train", dtype="fp16"))
     whole = whole_networks.answer(predictor.card, advice.captured.kernel_rows, 64, condition)
     passes = row["forward_ms"] + row["backward_ms"]
     assert 0.8 * whole.predicted_ms < passes < whole.predicted_ms, "the optimizer is a part of its own"
@@ -260,7 +238,18 @@ def test_the_registry_lists_every_condition_of_a_card(card, tmp_path, monkeypatc
     assert "rtx-3090.json" in damaged
 
 
-def test_the_final_set_was_scored_once_a_condition():
-    table = pd.read_csv(card_model.FOLDER / "final.csv")
-    assert not table.duplicated(["date", "device", "condition"]).any()
-    assert {*table["device"]} == {*card_model.files_of_cards()} - {card_model.ANY}
+@pytest.mark.slow
+def test_networks_whose_branches_were_merged_are_told_by_their_parameters():
+    names = ["repghostnet_100", "repghostnet_100", "resnet18", "resnet18", "resnet18", "nonet_1"]
+    table = pd.DataFrame({"network": names, "image_size": 64, "parameters_m": [4.07, 4.06, 11.69, 11.7, 11.18, 5.0],
+                          "module": "m"})
+    named, reasons = learning.captured(table)
+    assert named["network"].tolist() == ["repghostnet_100", "repghostnet_100" + MERGED, "resnet18", "resnet18"]
+    assert set(reasons) == {"nonet_1 64", "resnet18 64 of 11.18 M parameters"}
+    assert reasons["resnet18 64 of 11.18 M parameters"] == \
+        "timm builds it with 11.69 M, with merged branches with 11.69 M"
+    plain, merged = named["rows"][:2]
+    assert rows.parameters(plain) == pytest.approx(4.07e6, rel=2e-3)
+    assert merged.loc[merged["stage"] == "eager", "calls"].sum() < 0.9 * plain.loc[plain["stage"] == "eager", "calls"].sum()
+    assert networks.family(f"timm:repghostnet_100{MERGED}") == "repghost"
+

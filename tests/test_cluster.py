@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lib import files, paths
+from lib import paths
 from lib.schedule.run import jobs, ray
 from lib.schedule.run.backend import TimeLimit
 from lib.schedule.run.slots import fleet_of
@@ -27,8 +27,7 @@ NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_log_monitor":
 def two_nodes(monkeypatch):
     """Join two nodes of one CPU each; give Ray, its cluster of nodes, and the second node."""
     cluster_utils = pytest.importorskip("ray.cluster_utils")
-    home = files.short_folder(80)
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(dir=home, ignore_cleanup_errors=True) as folder:
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as folder:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_TMPDIR", folder)
         (Path(folder) / "ray").mkdir()  # Ray's Cluster writes the head's address there, and does not make the folder

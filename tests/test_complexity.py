@@ -1,4 +1,4 @@
-"""What complexity counts, against hand counts, published numbers, and second sources; and what it writes."""
+"""What complexity counts, against hand counts, published numbers and second sources."""
 
 import math
 import sys
@@ -50,7 +50,7 @@ def test_the_rules_in_numbers():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["shufflenet_v2_x1_0", "googlenet", "swin_v2_t", "convnext_tiny"])
+@pytest.mark.parametrize("name", ["shufflenet_v2_x1_0"])
 def test_every_difference_of_a_classifier_is_explained_and_every_parameter_counted_once(name):
     checks, rows = compared(name, 2), table(name, 2)
     assert checks.theirs.notna().all()
@@ -60,7 +60,7 @@ def test_every_difference_of_a_classifier_is_explained_and_every_parameter_count
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["W1", "W6", "mobilenet_v3_small", "vit_b_32"])
+@pytest.mark.parametrize("name", ["W1", "W6", "mobilenet_v3_small"])
 def test_saved_activations_are_those_that_a_real_run_saves(name):
     checks = cross_check.compare(name, 3)
     kept = checks[checks.quantity == "bytes saved for the backward pass"].iloc[0]
@@ -133,19 +133,6 @@ def test_unknown_flops_are_unknown_and_unused_parameters_are_counted(odd, home):
     assert "aten.i0" in result["uncounted"]
     entry = store.read_json(paths.COMPLEXITY / "summary.json")[odd]["2"]
     assert entry["mult_adds_per_batch_forward"] == 240 and entry["all_flops_per_batch_forward"] is None
-
-
-def test_what_is_saved(home):
-    asked = [(name, batch) for name in ("W1", "odd:name") for batch in (1, 2)]
-    tables = [table("W1", batch).assign(network=name) for name, batch in asked]
-    sums = pd.DataFrame([{**totals("W1", batch), "network": name} for name, batch in asked])
-    for _ in range(2):
-        files = complexity.save(pd.concat(tables), sums)
-    assert {path.name for path in files} == {path.name for path in paths.COMPLEXITY.iterdir()} == {
-        "complexity.csv", "complexity.meta.json", "summary.json", "W1_b1.txt", "W1_b2.txt", "odd-name_b1.txt",
-        "odd-name_b2.txt"}, "no torn or spare file"
-    text = (paths.COMPLEXITY / "W1_b2.txt").read_text()
-    assert "multiply-adds, forward    15,840,512 (7,920,256 a sample)" in text
 
 
 def test_a_detail_of_no_model_is_one_line():

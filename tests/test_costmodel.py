@@ -1,4 +1,4 @@
-"""Operator models: features, physics, trees, intervals, ranges, files; and what they refuse."""
+"""Operator models: one row and a table, ranges, files, fine-tuning; and what they refuse."""
 
 import numpy as np
 import pandas as pd
@@ -9,8 +9,7 @@ from lib.predict import registry
 from lib.predict.analytic.scaling import Scaling
 from lib.predict.operators import cost_model, fitting, inputs
 from lib.predict.operators.fine_tuning import farthest_first, fine_tuned
-from lib.predict.operators.regressors import nonnegative_rates
-from lib.predict.operators.validation import conformal, usable
+from lib.predict.operators.validation import usable
 from lib.predict.scores import score
 from lib.work.graph import spaces
 from tests import refused
@@ -42,24 +41,6 @@ def test_a_prediction_of_one_is_that_of_a_table(op, swept):
         expected = whole.predict(rows)["predicted_ms"].to_numpy()
         alone = pd.concat([whole.predict(rows.iloc[[place]]) for place in range(len(rows))])
         assert alone["predicted_ms"].to_numpy() == pytest.approx(expected, rel=1e-5)
-
-
-def test_rates_are_found_again_and_never_negative():
-    draw = np.random.default_rng(0)
-    terms = pd.DataFrame({"products": draw.uniform(1, 1e9, 200), "bytes": draw.uniform(1, 1e7, 200), "call": 1.0})
-    known = np.array([2e-9, 5e-8, 3e-3])
-    assert nonnegative_rates(terms, terms.to_numpy() @ known) == pytest.approx(known, rel=1e-6)
-    assert (nonnegative_rates(terms, 1.0 / terms["products"].to_numpy()) >= 0).all()
-
-
-def test_intervals_cover_what_they_say():
-    draw = np.random.default_rng(1)
-    size = draw.uniform(0, 1, 4000)
-    error = draw.normal(0, 0.05 + 0.3 * size)
-    edges, halves = conformal(error[::2], size[::2])
-    inside = np.abs(error[1::2]) <= np.array(halves)[np.searchsorted(edges, size[1::2])]
-    assert 0.87 < inside.mean() < 0.93
-    assert halves == sorted(halves), "wider where the errors are larger"
 
 
 @pytest.mark.slow

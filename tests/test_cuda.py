@@ -1,9 +1,8 @@
-"""What is captured for CUDA without a GPU, what a GPU's own record says of it, and how the kernels of CUDA are chosen."""
+"""What is captured for CUDA without a GPU, how its kernels are chosen, and cards that no file lists."""
 
 import itertools
 import re
 import textwrap
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pandas as pd
@@ -88,12 +87,6 @@ def test_a_network_is_captured_with_the_kernels_of_its_device():
     assert of_cpu == of_cuda
 
 
-def test_other_threads_go_on_with_the_kernels_of_the_cpu():
-    with cuda_kernels.chosen("cuda:0"), ThreadPoolExecutor(1) as elsewhere:
-        assert "native_batch_norm" in names(elsewhere.submit(captured).result())
-    assert F.scaled_dot_product_attention is torch._C._nn.scaled_dot_product_attention, "all is put back"
-
-
 KERNELS = """
     8.0   9       float32   64   efficient
     8.0   9       bfloat16  64   flash
@@ -129,22 +122,6 @@ def test_attention_takes_the_kernel_that_the_card_has(monkeypatch, case):
                                          chip=tuple(map(int, chip.split(".")))) == kernel
 
 
-@pytest.mark.parametrize("mask", [torch.ones(8, 8).tril().bool(), torch.randn(8, 8)])
-def test_attention_for_cuda_computes_what_attention_is(mask):
-    draw = torch.Generator().manual_seed(0)
-    tensors = [torch.randn(2, 4, 8, 20, generator=draw) for _ in range(3)]
-    expected = F.scaled_dot_product_attention(*tensors, attn_mask=mask)
-    bias = cuda_kernels._bias(mask, tensors[0])
-    assert torch.allclose(expected, F.scaled_dot_product_attention(*tensors, attn_mask=bias), atol=1e-6)
-
-
-def test_a_head_that_flash_attention_does_not_take_is_padded():
-    several = families.make("attention", {"kind": "sdpa", "batch": 2, "heads": 2, "q_len": 8, "kv_len": 8, "head_dim": 20},
-                            "bfloat16", device="cuda:0")
-    assert [op.short for op in several] == ["constant_pad_nd"] * 3 + ["_scaled_dot_product_flash_attention"]
-    assert several[-1].args[0].shape[-1] == 24 and several[-1].kwargs == (("scale", 20**-0.5),)
-
-
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype, width, masked, dropout, trains", itertools.product(
     (torch.float32, torch.float16, torch.bfloat16), (64, 80, 128, 160, 256), (False, True), (0.0, 0.1, 0.125), (False, True)))
@@ -166,12 +143,6 @@ def test_what_is_captured_for_cuda_is_what_this_card_runs(mode):
     with capture.Recorder() as recorder:
         real_pass(Small().to("cuda:0").train(mode == "train"), mode, torch.randn(2, 3, 9, 9, device="cuda:0"))
     assert names(captured("cuda:0", mode)) == [name for name in names(recorder) if name not in ("randn", "_to_copy")]
-
-
-def test_statistics_of_16_bits_alone_are_kept_in_fp32():
-    kept = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float32) | {torch.float64: torch.float64}
-    assert {dtype: rebuild.statistics(torch.ones(2, dtype=dtype)).dtype for dtype in kept} == kept
-    assert rebuild.statistics(None) is None
 
 
 @pytest.mark.cuda
@@ -210,7 +181,7 @@ class Card:
         self.records, self.recorded = records, []
         monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Event(self))
         monkeypatch.setattr(timing, "_graphed", self.graphed)
-        for module in (timing, visit, ceilings):
+        for module in (timing, visit):
             monkeypatch.setattr(module, "synchronize", self.synchronize)
         monkeypatch.setattr(visit, "time", SimpleNamespace(perf_counter=lambda: self.host_ms / 1e3))
 

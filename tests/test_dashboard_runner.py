@@ -2,21 +2,17 @@
 
 import re
 import time
-from contextlib import closing, nullcontext
-from itertools import chain, repeat
-from unittest.mock import Mock
+from contextlib import closing
 
 import pytest
-from sqlalchemy.exc import OperationalError
 
 from lib.dashboard import inventory, predictions
 from lib.dashboard import tables as db
 from lib.dashboard.database import Database
 from lib.dashboard.runner import Runner
-from lib.errors import InputError
 from lib.schedule.run.queue import QueueJob
 from lib.schedule.run.slots import Slot
-from tests import killed_queue, refused, until
+from tests import killed_queue, refused
 from tests.killed_queue import add_runs, opened
 from tests.postgres import postgres  # noqa: F401
 from tests.test_cluster import two_nodes  # noqa: F401
@@ -120,19 +116,6 @@ def test_the_end_of_a_server_loses_no_run(tmp_path):
 
 
 @pytest.mark.nightly
-def test_runs_are_placed_on_the_nodes_of_a_cluster(two_nodes, tmp_path, monkeypatch):  # noqa: F811
-    joined, nodes, _ = two_nodes
-    monkeypatch.setattr("lib.schedule.run.ray.cluster", lambda address: nullcontext(joined))
-    database, _ = opened(tmp_path)
-    with closing(Runner(database, nodes.address, warm_up="")) as runner:
-        runner.start()
-        runs = wait_for(database, add_runs(database, [("tests.light:sleep", {"seconds": 1.0})] * 4))
-        slots = {slot for agent in database.rows(db.Agent) for slot in agent.slots}
-    assert {run.state for run in runs} == {db.FINISHED} and {run.job.device for run in runs} <= slots
-    assert len(slots) == 2 and all(slot.startswith("cpu@") for slot in slots)
-
-
-@pytest.mark.nightly
 def test_kills_of_the_server_lose_no_run_and_end_none_twice(tmp_path):
     summary = killed_queue.run(tmp_path, runs=8, kills=3, every_s=(4.0, 8.0))
     assert summary["wrong"] == [] and summary["kills"] == 3
@@ -155,59 +138,6 @@ def test_a_database_that_is_away_for_a_while_gets_everything_later(tmp_path, cap
             other.exec_driver_sql("ROLLBACK")
             other.exec_driver_sql("BEGIN")
         assert wait_for(database, ids)[0].state == db.FINISHED
-
-
-def test_a_postgresql_has_one_leader_and_may_go_away(postgres, capfd):  # noqa: F811
-    sleep, slots = [("tests.light:sleep", {"seconds": 1.0})], [CPU]
-    database = Database(postgres.url, wait_s=0.5)
-    with closing(Runner(database, slots=slots, warm_up="")) as runner:
-        runner.start()
-        with refused("another process leads the queue of postgresql"):
-            Runner(Database(postgres.url), slots=slots).start()
-        ids = add_runs(database, sleep)
-        wait_for(database, ids, (db.RUNNING,))
-        postgres.stop()
-        time.sleep(2.0)
-        postgres.start()
-        assert wait_for(database, [*ids, *add_runs(database, sleep)])[1].state == db.FINISHED
-    assert "the queue waits for its database: postgresql" in capfd.readouterr().err
-    db.Base.metadata.drop_all(database.engine)
-    database.engine.dispose()
-
-
-def test_an_error_of_the_queue_is_said_in_one_line_and_it_goes_on(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr("lib.dashboard.runner.AGAIN_S", 0.1)
-    database, runner = opened(tmp_path)
-    recover, errors = database.queue.recover, [OperationalError("BEGIN", {}, Exception("disk is full"))]
-
-    def fails_once():
-        if errors:
-            raise errors.pop()
-        recover()
-
-    monkeypatch.setattr(database.queue, "recover", fails_once)
-    ids = add_runs(database, [("tests.light:sleep", {})])
-    with closing(runner):
-        runner.start()
-        assert wait_for(database, ids)[0].state == db.FINISHED
-    assert "the queue stopped, and goes on in 0.1 s: " in capfd.readouterr().err
-
-
-def test_the_prediction_of_runs_goes_on_after_an_error_and_a_node_that_joins_is_listed(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr("lib.dashboard.runner.AGAIN_S", 0.1)
-    monkeypatch.setattr("lib.dashboard.runner.LOOK_S", 0.05)
-    monkeypatch.setattr(Runner, "_lead", lambda self: self._over.wait())
-    database, runner = opened(tmp_path)
-    advise = Mock(side_effect=chain([InputError("it is damaged")], repeat(None)))
-    monkeypatch.setattr(runner._predictions, "advise", advise)
-    add_runs(database, [("tests.light:sleep", {})])
-    with closing(runner):
-        runner.start()
-        until(lambda: database.queue.jobs(QueueJob.status == "queued"))
-        runner._backend = Mock()
-        runner._slots.append(Slot("cpu@node[0]", "cpu@node"))
-        until(lambda: database.rows(db.Agent, name="node"))
-    assert "the prediction of runs stopped, and goes on in 0.1 s: it is damaged" in capfd.readouterr().err
 
 
 def job(number, seconds=None, **columns):

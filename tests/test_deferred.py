@@ -1,6 +1,5 @@
 """Torch's compiler is left aside where nothing compiles, and is there as ever where something does."""
 
-
 import pytest
 
 from tests import python
@@ -18,16 +17,12 @@ def operators():
     return [op.name for op in capture.of_network(networks.network("W1", 2), "train").ops]
 
 before = operators()
-left_alone = [decorator(lambda x: x + torch.compiler.is_compiling()) for decorator in (
-    torch.compiler.disable, torch.compiler.disable(), torch.compiler.disable(recursive=False), torch._dynamo.disable)]
-assert [function(torch.ones(1)).item() for function in left_alone] == [1.0] * 4
+kept = [decorator(lambda x: x + 1) for decorator in (torch.compiler.disable, torch.compiler.disable(recursive=False))]
+assert [function(torch.ones(1)).item() for function in kept] == [2.0] * 2
 assert "torch._dynamo.eval_frame" not in sys.modules, "nothing has compiled"
 
 def a_part_brings_the_whole(name):
-    if name == "device_interface":
-        from torch._dynamo.device_interface import CudaInterface
-        from torch._dynamo import device_interface as found
-    elif name == "utils":
+    if name == "utils":
         from torch._dynamo.utils import counters
         from torch._dynamo import utils as found
     else:
@@ -37,31 +32,21 @@ def a_part_brings_the_whole(name):
     assert found.__spec__.origin.endswith(name + ".py") and torch.compile(torch.sin, backend="eager")(torch.zeros(1)) == 0
 
 children = [multiprocessing.get_context("fork").Process(target=a_part_brings_the_whole, args=(name,))
-            for name in ("device_interface", "utils", "trace_rules")]
+            for name in ("utils", "trace_rules")]
 for child in children:
     child.start()
 for child in children:
     child.join()
-assert [child.exitcode for child in children] == [0] * 3
+assert [child.exitcode for child in children] == [0] * 2
 
-seen = []
-def backend(graph, inputs):
-    seen.append([node.name for node in graph.graph.nodes if node.op.startswith("call")])
-    return graph.forward
-
-for function in left_alone:
-    assert torch.compile(lambda x: function(x.sin()).cos(), backend=backend)(torch.zeros(2)).tolist() == [1.0, 1.0]
-    torch._dynamo.reset()  # it keeps what it made of this line
-assert seen == [["sin"], ["cos"]] * 4, seen
-assert "torch._dynamo.eval_frame" in sys.modules and not deferred._left_alone
-assert torchvision.ops.roi_align.__globals__["is_compile_supported"]("cpu") == torch._dynamo.utils.is_compile_supported("cpu")
+assert torch.compile(lambda x: x.sin().cos(), backend="eager")(torch.zeros(2)).tolist() == [1.0, 1.0]
+assert "torch._dynamo.eval_frame" in sys.modules and type(torch._dynamo) is type(sys)
 assert operators() == before
-assert type(torch._dynamo) is type(sys) and torch._dynamo.disable.__module__ == "torch._dynamo.decorators"
 """
 
 
 @pytest.mark.slow
-def test_the_compiler_waits_until_something_compiles_and_leaves_alone_what_was_kept_from_it():
+def test_the_compiler_waits_until_something_compiles():
     python("-c", PROGRAM)
 
 

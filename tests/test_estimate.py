@@ -1,6 +1,5 @@
 """Whole networks: what is captured of them, their memory, their composition; and networks measured whole."""
 
-import os
 from functools import partial
 
 import numpy as np
@@ -47,30 +46,6 @@ def test_fresh_bytes_are_those_that_the_allocator_gives_back():
     found = [allocator.fresh_bytes(allocator.Plan.from_graph(graph)) for graph in (big, small)]
     assert found[0] == pytest.approx(5 * 64 * 2**20, rel=0.05)  # two outputs, and three in blocks beside them
     assert found[1] == 0
-
-
-@of_glibc
-def test_fresh_bytes_do_not_depend_on_the_process_that_asks(monkeypatch):
-    """A heap's layout moves with the lengths of paths and environment; the answer is a mean over layouts that are set."""
-    plan = allocator.Plan.from_graph(chain(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3), nn.ReLU(),
-                                   shape=(64, 3, 28, 28)))
-    before = allocator.fresh_bytes(plan)
-    assert before > 0
-    for name, value in (("LONG", "x" * 1000), ("LONGER", "x" * 50_000), ("MALLOC_TOP_PAD_", "50000000"),
-                        ("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=5000000")):
-        monkeypatch.setenv(name, value)
-        assert allocator.fresh_bytes(plan) == before, name
-
-
-@of_glibc
-def test_allocations_are_repeated_beside_other_work_also_of_a_copied_process():
-    plans = [allocator.Plan.from_graph(chain(nn.Conv2d(3, 32, 3), nn.ReLU(), shape=(batch, 3, 64, 64))) for batch in (1, 8, 64)]
-    waiting = [allocator.replayed(plan) for plan in plans]
-    alone = [allocator.fresh_bytes(plan) for plan in plans]
-    assert [replay.result() for replay in waiting] == alone and alone[-1] > 0
-    if not (child := os.fork()):
-        os._exit(allocator.replayed(plans[-1]).result(timeout=60) != alone[-1])
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "threads of the first process are not waited for"
 
 
 @of_glibc
@@ -122,25 +97,6 @@ def test_what_few_networks_do_not_tell_stays_as_it_is():
     assert learned.compositions["kept"].scores and not learned.compositions["default"].scores
     with refused("four networks or more"):
         fitting.fit(rows[:3])
-
-
-def test_one_network_far_off_moves_the_others_little():
-    rows = networks_of()
-    off = rows.assign(latency_ms=np.where(rows["network"] == "net3", 5 * rows["latency_ms"], rows["latency_ms"]))
-    before, after = (fitting.fit(one).compositions["kept"].rates["sum_ms"] for one in (rows, off))
-    assert after == pytest.approx(before, rel=0.1)
-
-
-def test_operators_are_told_apart_by_what_runs_them():
-    net = [nn.Conv2d(16, 32, 1), nn.Conv2d(32, 32, 3), nn.Conv2d(32, 32, 3, groups=32), nn.Conv2d(32, 32, 3, groups=4),
-           nn.ReLU(), nn.MaxPool2d(2), nn.BatchNorm2d(32)]
-    item = Work.of(chain(*net, shape=(2, 16, 64, 64)), "infer", 2)
-    kinds = dict(zip(composition.kinds_of(item.table), item.table["op"], strict=True))
-    assert kinds == {"conv_1x1": "conv2d", "conv": "conv2d", "conv_depthwise": "conv2d", "conv_grouped": "conv2d",
-                     "elements": "activation", "pool": "pool2d", "batch_norm": "batch_norm"}
-    parts = composition.parts_of(item, composition.predicted_operators(item, _Flat()))
-    assert sum(parts[f"{kind}_ms"] for kind in composition.OPERATOR_KINDS) == item.calls
-    assert item.flops > 0 and item.table["covered"].all()
 
 
 class _Flat:

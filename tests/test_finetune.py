@@ -29,11 +29,11 @@ from lib.config.base import build
 from lib.errors import InputError
 from lib.finetune import config as run_config
 from lib.finetune import data as run_data
-from lib.finetune import finetune, folders, models, optimization, task, tracking, train
+from lib.finetune import finetune, folders, losses, models, optimization, task, tracking, train
 from lib.finetune.config import TrainConfig
 from lib.finetune.data import Prefetched
 from lib.finetune.transforms import Inputs, Prepare
-from lib.work import datasets, distributed, losses, weights
+from lib.work import datasets, distributed, weights
 from lib.work.training import Options, Recipe, Trainer
 from tests import called, cut_training, nightly, python, refusal, refused
 from tests.conftest import full_disk
@@ -456,7 +456,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_says_where(home, tmp_path, m
         def forward(self, logits, targets):
             return super().forward(logits, targets) * next(factors)
 
-    monkeypatch.setitem(losses.LOSSES, "bad", (False, Bad))
+    monkeypatch.setitem(losses.LOSSES, "bad", Bad)
     with refused(r"the loss is nan at step 3 \(epoch 1, lr .*\): training stops"):
         trained(tmp_path, loss_name="bad", epochs=3)
     history = store.read(tmp_path / "history.csv", "history")

@@ -1,4 +1,4 @@
-"""What a run reports: the same in TensorBoard and in history.csv, no step twice when it is resumed, few looks at the device."""
+"""What a run reports: the same in TensorBoard and in history.csv, and no step twice when it is resumed."""
 
 import sys
 import threading
@@ -6,18 +6,12 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lib import locks, store
-from lib.errors import InputError
-from lib.finetune import reports
 from lib.finetune.metrics import Evaluation
 from lib.finetune.reports import Reports, logged
-from lib.finetune.train import BatchLog, Progress
-from lib.work.training import Batch, Observer
 from tests import refused
-from tests.conftest import full_disk
 from tests.test_finetune_metrics import measured, split
 
 
@@ -40,24 +34,6 @@ def history(folder, name):
     """Return the (step, value) pairs of a name, in order."""
     rows = store.read(folder / "history.csv", "history")
     return list(rows.loc[rows["name"] == name, ["step", "value"]].itertuples(index=False, name=None))
-
-
-def test_a_batch_has_the_time_of_its_end_not_of_the_fetch(monkeypatch):
-    run, times = Mock(progress=Progress(), batches=2), iter([100.0, 200.0])
-    monkeypatch.setattr("time.time", lambda: next(times))
-    log = BatchLog(run, Observer())
-    for number in range(2):
-        log.end(Batch(number, None, torch.tensor(0.5), 0.1, torch.eye(2), torch.tensor([0, 1])))
-    log.fetch()
-    assert [call.args[1:] for call in run.reports.scalars.call_args_list] == [(0, 0, 100.0), (1, 0, 200.0)]
-
-
-def test_a_full_disk_is_named_and_hides_no_other_error(tmp_path):
-    (tmp_path / "log.txt").write_bytes(b"x" * 300_000)
-    with full_disk(300_000), refused("log.txt: cannot be written"), logged(tmp_path):
-        print("more")
-    with full_disk(300_000), refused("another error"), logged(tmp_path):
-        raise InputError("another error")
 
 
 def test_a_resumed_run_goes_on_without_a_step_twice(tmp_path, capsys):
@@ -112,14 +88,6 @@ def test_an_evaluation_has_scalars_figures_and_a_table(tmp_path, multi_label):
         assert len(seen.Images(f"val/{name}")) == 1 and picture.startswith(b"\x89PNG")
     text, = seen.Tensors("val/confusion_matrix/text_summary")
     assert len(text.tensor_proto.string_val[0].decode().splitlines()) == 5
-
-
-def test_the_table_counts_what_the_matrix_does():
-    def table(matrix, names):
-        return reports.table(Evaluation("val", {}, 1, np.array(matrix), ((), ())), names).splitlines()[2:]
-
-    assert table([[2, 0], [1, 0]], ["cat", "dog"]) == ["| cat | 2 | 0 |", "| dog | 1 | 0 |"]
-    assert table([[[4, 3], [2, 1]]], ["a|b"]) == ["| a\\|b | 4 | 3 | 2 | 1 |"]
 
 
 def test_a_full_disk_is_one_line_and_keeps_what_was_written(tmp_path, monkeypatch):

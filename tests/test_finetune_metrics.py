@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as sk
 
-from lib.finetune.metrics import Evaluation, SplitMetrics, check_monitor
+from lib.finetune.metrics import Evaluation, SplitMetrics
 from tests import refused
 
 
@@ -98,18 +98,3 @@ def test_an_evaluation_is_written_and_read_back(tmp_path):
     path.write_text('{"split": "val", "values": {"a": []}, "samples": 1, "roc": [[], []], "confusion": []}')
     with refused("is no evaluation"):
         Evaluation.read(path)
-
-
-def test_a_curve_of_many_points_is_thinned_and_keeps_its_ends():
-    got = measured(*split(4, 4000))
-    fpr, tpr = got.roc
-    assert len(fpr) <= 501 and fpr[0] == 0 and tpr[0] == 0 and fpr[-1] == 1 and tpr[-1] == 1
-    assert sk.auc(fpr, tpr) == pytest.approx(got.values["val_auroc_micro"], abs=1e-3)
-
-
-def test_what_checkpoints_are_chosen_by_is_measured():
-    for name in ("val_acc@1", "val_loss", "val_acc@3"):
-        check_monitor(name, (3, 5), 4, False)
-    for name, multi_label in (("val_cohenkappa", True), ("val_acc@5", False), ("train_loss", False)):
-        with refused(f"'{name}' is not measured; there are: val_loss, "):
-            check_monitor(name, (3, 5), 4, multi_label)

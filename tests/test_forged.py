@@ -1,15 +1,12 @@
 """What tables, jobs and executed notebooks of others bring into the page and into notebooks: words, and nothing that runs."""
 
-import os
 import re
-import subprocess
 from html.parser import HTMLParser
 
 import nbformat
 import pytest
 
 from lib import report, store
-from lib.config import notebooks
 from tests import refused, written
 
 RUN = "document.title=7"
@@ -79,30 +76,6 @@ def test_a_hostile_executed_notebook_is_shown_and_not_run(hostile):
     assert "default-src 'none'; img-src data:" in built
 
 
-def opened(chromium, folder, content, width=1300, silent=False):
-    """Return the title of a page after a browser has opened it; of a ``silent`` one it has nothing to say on its console."""
-    path = folder / "opened.html"
-    path.write_text(content)
-    words = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--dump-dom", "--disable-background-networking",
-             "--enable-logging=stderr", f"--user-data-dir={folder / 'user'}", f"--window-size={width},900",
-             "--virtual-time-budget=5000", f"file://{path}"]
-    done = subprocess.run([chromium, *words], capture_output=True, text=True, timeout=120, check=False,
-                          env={**os.environ, "TMPDIR": "/tmp"})  # the path of its socket must be short
-    assert "<title>" in done.stdout and not (silent and "CONSOLE" in done.stderr), done.stderr
-    return re.search(r"<title>(.*?)</title>", done.stdout).group(1)
-
-
-@pytest.mark.nightly
-def test_nothing_runs_in_a_browser(hostile, chromium, tmp_path):
-    built, _ = report.page(hostile)
-    free = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", built)
-    title = re.search(r"<title>(.*?)</title>", built).group(1)
-    assert free != built
-    assert opened(chromium, tmp_path, free) == title, "cleaned, it runs nothing even without the policy"
-    assert opened(chromium, tmp_path, built.replace("</body>", f"{FORGED}</body>")) == title, "the policy alone stops it too"
-    assert opened(chromium, tmp_path, free.replace("</body>", f"{FORGED}</body>")) == "7", "this browser would run it"
-
-
 @pytest.mark.parametrize("keys, entry, texts, told", [
     ([1], {}, {}, "its key numbers are damaged"), ({}, {"stem": "../../x"}, {}, "stem = '../../x'"),
     ({}, {"status": "red"}, {}, "status = 'red'"), ({}, {}, {"manifest.json": "[{}]"}, "stem is missing"),
@@ -113,10 +86,3 @@ def test_what_no_run_wrote_is_refused(home, keys, entry, texts, told):
     with refused(told):
         report.page(home)
         report.keys(home, "01_machine")
-
-
-def test_numbers_without_a_size_are_shown(home):
-    recorded = {name: {"value": float(name), "unit": "", "tolerance": None} for name in ("inf", "-inf", "nan")}
-    executed(home, [code(data(**{KEYS: recorded}))])
-    assert report.keys(home, "01_machine")["inf"]["value"] == float("inf")
-    assert report.page(home)[1] == [f"{name}: has not been run" for name in notebooks.NOTEBOOKS if name != "01_machine"]

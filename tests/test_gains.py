@@ -8,14 +8,15 @@ import pandas as pd
 import pytest
 
 from lib import store
-from lib.measure import archive, machine
+from lib.measure import machine
 from lib.predict import gain_training, registry
 from lib.predict.advice import advise
-from lib.predict.advice.query import Answer, CapturedQuery, Query
+from lib.predict.advice.query import Answer, CapturedQuery
 from lib.predict.advice.suggestions import changes
 from lib.predict.networks import gains
 from lib.predict.networks.gains import TERMS
 from lib.predict.scores import score_gains
+from lib.work.run_config import RunConfig
 from tests.test_cards import advised, answered, change
 from tests.test_published import refused
 
@@ -69,7 +70,7 @@ def same_cpu(monkeypatch):
 @pytest.fixture(scope="module")
 def squeezenet():
     """Give the answer of the CPU for a network."""
-    return Answer(CapturedQuery(Query("squeezenet1_1", 8)), registry.for_devices(["cpu"], "fp32", shipped=True)[0])
+    return Answer(CapturedQuery(RunConfig("squeezenet1_1", 8)), registry.for_devices(["cpu"], "fp32", shipped=True)[0])
 
 
 def test_bf16_is_refused_on_another_cpu_by_name(squeezenet, monkeypatch):
@@ -116,9 +117,3 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path):
     path.write_text(json.dumps(whole))
     with refused("is no file of gains, or is damaged.*--train gains"):
         gains.Gains.load(path)
-
-
-def test_networks_of_other_layouts_are_not_mixed_with_the_usual_ones():
-    rows = archive.networks(gain_training.campaign().parents[2])
-    assert len(rows)
-    assert not rows["channels_last"].any()

@@ -1,7 +1,6 @@
-"""Layer models: known rates come back, intervals cover, files are data, the search sees training networks alone."""
+"""Layer models: known rates come back, intervals cover, damaged files, the search sees training networks alone."""
 
 import json
-import shutil
 from unittest.mock import Mock
 
 import numpy as np
@@ -157,11 +156,3 @@ def test_a_search_sees_training_networks_alone_and_goes_on(tmp_path, monkeypatch
             ({"storage": "bad"}, "cannot be used as Optuna's storage")):
         with refused(words):
             search(**changes)
-
-
-def test_settings_that_were_found_are_written_beside_the_comments(tmp_path):
-    path = tmp_path / "layer_power.yaml"
-    shutil.copy(training.SETTINGS, path)
-    tune.write_settings({("runtime", "dense"): Setting(relative=0.25, without=("weight_mb",))}, path)
-    assert training.load_settings(path).of("runtime", "dense").relative == 0.25
-    assert path.read_text().splitlines()[0] == training.SETTINGS.read_text().splitlines()[0]

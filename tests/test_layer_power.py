@@ -5,8 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from functools import partial
-from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -14,7 +12,7 @@ import pytest
 
 from lib import paths
 from lib.tensorrt import layers as tables
-from lib.tensorrt import predictions, recordings, training, tune
+from lib.tensorrt import predictions, recordings, training
 from lib.tensorrt.engine import read_engine
 from lib.tensorrt.layer_model import LayerModel, Setting, fit_layer_model
 from lib.tensorrt.registry import Registry
@@ -37,15 +35,6 @@ def test_every_row_says_what_the_model_is_of():
     assert not predictions.predict_engine(engine, shipped, RTX).loc[known, "note"].str.contains("trained on").any()
     with refused(f"trained on {RTX}, not on jetson-orin"):
         predictions.predict_engine(engine, shipped, "jetson-orin", strict=True)
-
-
-def test_a_total_is_the_sum_of_what_is_predicted():
-    rows = pd.DataFrame({"runtime_prediction": [1.0, 3.0, np.nan], "power_prediction": 2.0,
-                         "runtime_low": [0.5, 2.0, np.nan], "runtime_high": [2.0, 4.0, np.nan]})
-    assert predictions.network_total(rows) == {
-        "runtime_ms": 4.0, "low_ms": 2.5, "high_ms": 6.0, "power_w": 2.0, "energy_mj": 8.0, "covered": 2, "layers": 3}
-    without_power = predictions.network_total(rows.assign(power_prediction=[2.0, np.nan, 2.0]))
-    assert without_power["runtime_ms"] == 4.0 and np.isnan(without_power["energy_mj"])
 
 
 def as_published(folder, networks=6, every=6):
@@ -105,22 +94,6 @@ def test_the_verb_from_training_data_to_predictions(tmp_path):
         assert "is a folder or the engine" in refusal(*PREDICT, target)
 
 
-@pytest.mark.slow
-def test_a_search_without_layers_of_a_kind_writes_the_others(tmp_path, monkeypatch):
-    for network in ("alexnet", "resnet18", "vgg11"):
-        shutil.copytree(TRAINING / network, tmp_path / "training" / network)
-        (tmp_path / "training" / network / "pooling.csv").unlink()
-    monkeypatch.setattr(tune, "tune", partial(tune.tune, storage=tmp_path / "optuna.sqlite"))
-    written = Mock(return_value="settings.yaml")
-    monkeypatch.setattr(tune, "write_settings", written)
-    words = ["layer-power", "tune", tmp_path / "training", "--device", "x", "--trials", 1, "--write"]
-    status, out, error = called(*words)
-    assert status == 0 and out.endswith("settings.yaml\n") and error.count("\n") == 1
-    assert "refused: a search needs pooling layers with a measured runtime" in error
-    assert {kind for _, kind in written.call_args.args[0]} == {"convolutional", "dense"}
-    assert called(*words, "--target", "power")[0] == 1, "no power was measured"
-
-
 # ------------------------------------------------------------------------------------------- the registry
 
 @pytest.fixture(scope="module")
@@ -145,7 +118,7 @@ NO_NETWORK = """if True:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_models_are_registered_without_network_chatter_or_files_elsewhere(tmp_path):
     line = ["layer-power", "train", TRAINING, "--targets", "runtime", "--device", "x", "--register"]
     done = subprocess.run([sys.executable, "-c", NO_NETWORK, *map(str, line)], cwd=tmp_path, capture_output=True, text=True,

@@ -12,8 +12,10 @@ from lib import __version__, names, paths, progress
 from lib.config import definitions, notebooks
 from lib.measure import machine
 from lib.predict import registry
-from lib.predict.advice import advise, advise_text, query
+from lib.predict.advice import advise, advise_text
 from lib.work import networks
+from lib.work.run_config import CHOICES, DeviceCondition, RunConfig
+from lib.work.runtimes import RUNTIMES
 from tests import advice_on, output_of, refusal, refused
 
 DEVICES = {
@@ -54,7 +56,7 @@ def test_a_gpu_is_asked_for_as_cuda_where_there_is_none(monkeypatch):
     ("ResNet-50", "resnet50"), ("efficientnet b0", "efficientnet_b0"), ("w1", "W1"), ("regnet_x_16gf", "regnet_x_16gf"),
     ("resnet51", "resnet51"), ("timm/resnet50.a1_in1k", "timm:resnet50.a1_in1k"), ("google/vit", "hf:google/vit")])
 def test_a_model_is_found_by_other_spellings(typed, name):
-    assert networks.spelled(typed) == query.Query(typed).model == name
+    assert networks.spelled(typed) == RunConfig(typed).network == name
 
 
 @pytest.mark.parametrize("typed, words", [
@@ -72,7 +74,7 @@ def test_a_model_that_is_none_says_what_to_ask_for(typed, words, tmp_path, monke
 @pytest.mark.parametrize("typed, choices, known", [
     ("torch.half", ("fp32", "fp16"), "fp16"), ("FP-16", ("fp32", "fp16"), "fp16"), ("float16", ("fp32", "bf16"), "float16"),
     ("Training", ("infer", "train"), "train"), ("NHWC", ("contiguous", "channels_last"), "channels_last"),
-    ("onnx", query.RUNTIMES, "onnxruntime"), ("ab", ("a-b", "a_b"), "ab"), ("-", ("", "a"), "-"), ("fp7", ("fp32",), "fp7")])
+    ("onnx", tuple(RUNTIMES), "onnxruntime"), ("ab", ("a-b", "a_b"), "ab"), ("-", ("", "a"), "-"), ("fp7", ("fp32",), "fp7")])
 def test_a_choice_is_known_by_its_alias_or_another_spelling_alone(typed, choices, known):
     assert names.known(typed, choices) == known
 
@@ -142,10 +144,11 @@ def test_the_form_pressed_untouched_gives_the_numbers_above_it_and_other_devices
     cells = json.loads((paths.NOTEBOOKS / "06_cost_model.ipynb").read_text())["cells"]
     source = "\n\n\n".join("".join(cell["source"]) for cell in cells if "form" in cell["metadata"].get("tags", ()))
     exec(source, {"advice": advice, "devices": ["t4", "h100-sxm"], "advise": advise, "advise_text": advise_text,
-                  "CHOICES": query.CHOICES, "Query": query.Query, "display": shown.append, "Markdown": str})
+                  "CHOICES": CHOICES, "RunConfig": RunConfig, "DeviceCondition": DeviceCondition, "display": shown.append,
+                  "Markdown": str})
     (form,) = forms
     fields = {field.description.split()[0]: field for field in form.kwargs_widgets}
-    assert fields["compiled"].value is False and fields["threads"].value == 0 and set(fields) >= {"device", "model", "dtype"}
+    assert fields["compiled"].value is False and fields["threads"].value == 0 and set(fields) >= {"device", "network", "dtype"}
     form.manual_button.click()
     fields["device"].value = "rtx-4090"
     form.manual_button.click()

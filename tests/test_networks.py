@@ -12,18 +12,17 @@ import torch
 
 from lib import paths, store
 from lib.config import definitions
-from lib.config.base import build
-from lib.measure import load, machine, speed_history
+from lib.measure import machine
 from lib.measure.energy import meters
 from lib.measure.networks import campaign, end_to_end, visits_file
-from lib.measure.networks.case import Case
 from lib.measure.reference_kernel import ReferenceKernel
 from lib.predict.networks import work
 from lib.work import networks
+from lib.work.run_config import RunConfig
 from tests import output_of, refusal, refused
 
 pytestmark = pytest.mark.usefixtures("home")  # with locks of its own: others may measure meanwhile
-PAIR = [(Case("simple_cnn", mode, 4, "3x28x28"), "default") for mode in ("infer", "train")]
+PAIR = [(RunConfig("simple_cnn", 4, "3x28x28", mode), "default") for mode in ("infer", "train")]
 IDS = {"threads": 1, "hardware_id": "h", "software_id": "s"}
 
 
@@ -51,17 +50,9 @@ def pretended(home, monkeypatch):
     monkeypatch.setattr(campaign, "in_a_process", lambda cases, *_: ([result(case) for case in cases], IDS))
 
 
-def test_each_process_adds_to_the_history_of_the_processors_speed(pretended, monkeypatch):
-    monkeypatch.setattr(load.Load, "verdict", lambda *_: "stable")  # a look at a busy machine is not kept
-    monkeypatch.setattr(speed_history, "_BUSY", 1e9)
-    campaign.measure(PAIR, rounds=2)
-    (history,) = (paths.DATA / "speed").glob("*.csv")
-    assert len(history.read_text().splitlines()) == 1 + 2 * len({(case.network, memory) for case, memory in PAIR})
-
-
 @pytest.mark.cuda
 def test_a_network_on_this_card_is_a_row_with_its_energy(raw):
-    table, _ = campaign.measure([(Case("resnet18", "infer", 1), "default")], "cuda:0", rounds=1, case_s=0.3, raw=raw)
+    table, _ = campaign.measure([(RunConfig("resnet18", 1), "default")], "cuda:0", rounds=1, case_s=0.3, raw=raw)
     row = table.iloc[0]
     assert (row["status"], row["device"], row["hardware_id"]) == ("ok", "cuda:0", machine.ids()["hardware_id"]), row["reason"]
     assert 0.05 < row["latency_ms"] < 100 and row["n"] >= 5
@@ -84,8 +75,8 @@ def test_another_runtime_is_timed_once_torchs_threads_have_stopped_spinning(monk
     monkeypatch.setattr(end_to_end, "program", lambda *_: (lambda: ran.append(1), 0.0))
     for runtime in ("torch", "openvino"):
         ran.clear()
-        case = Case("simple_cnn", "infer", 2, "3x28x28", runtime=runtime)
-        result = end_to_end._measure_case(case, torch.device("cpu"), end_to_end.Conditions(0.0, energy_s=0.0),
+        case = RunConfig("simple_cnn", 2, "3x28x28", runtime=runtime)
+        result = end_to_end._measure_case(case, torch.device("cpu"), end_to_end.MeasureOptions(0.0, energy_s=0.0),
                                           ReferenceKernel(torch.device("cpu")), meters.absent("none"), math.nan)
         count[runtime] = len(ran) / len(result.samples_ms)
     assert count["torch"] < 2 and count["openvino"] > 100
@@ -93,8 +84,8 @@ def test_another_runtime_is_timed_once_torchs_threads_have_stopped_spinning(monk
 
 def test_a_case_that_ends_the_process_fails_alone(monkeypatch):
     monkeypatch.setattr(end_to_end, "_measure", die_at_batch_3)
-    cases = [Case("simple_cnn", "infer", size, "3x28x28") for size in (3, 4, 5)]
-    results, identity = end_to_end.in_a_process(cases, "cpu", end_to_end.Conditions())
+    cases = [RunConfig("simple_cnn", size, "3x28x28") for size in (3, 4, 5)]
+    results, identity = end_to_end.in_a_process(cases, "cpu", end_to_end.MeasureOptions())
     assert [(result.case.batch_size, result.reason.partition(":")[0]) for result in results] == [
         (3, "the worker was killed (signal 9)"), (4, ""), (5, "")]
     assert identity == IDS
@@ -102,7 +93,7 @@ def test_a_case_that_ends_the_process_fails_alone(monkeypatch):
 
 @pytest.mark.slow
 def test_networks_are_measured_in_processes_of_their_own_whose_deaths_are_rows_until_the_next_call(raw, tmp_path, monkeypatch):
-    wanted = [*PAIR, (Case("alexnet", "infer", 1, "3x8x8"), "default")]
+    wanted = [*PAIR, (RunConfig("alexnet", 1, "3x8x8"), "default")]
     with monkeypatch.context() as patched:
         patched.setattr(end_to_end, "_measure", die)
         lost, _ = campaign.measure(wanted, rounds=1, case_s=0.05, raw=raw)
@@ -117,15 +108,6 @@ def test_networks_are_measured_in_processes_of_their_own_whose_deaths_are_rows_u
     assert table["tensors_mb"][2] > table["tensors_mb"][1] > 0
     campaign.write(table, tmp_path / "networks.parquet", **identity)
     assert store.read_json(tmp_path / "networks.meta.json")["hardware_id"] == table["hardware_id"][1]
-
-
-def test_the_kernels_time_beside_a_network_is_of_the_passes_that_its_latency_is_of(raw, monkeypatch):
-    results = [result(PAIR[0][0], samples_ms=[10.0] * 6 + [20.0] * 8, reference_kernel_ms=[1.0] * 6 + [2.0] * 8),
-               result(PAIR[1][0], samples_ms=[30.0] * 3 + [50.0] * 4, reference_kernel_ms=[1.0] * 3 + [3.0] * 4)]
-    monkeypatch.setattr(campaign, "in_a_process", lambda *_: (results, IDS))
-    table, _ = campaign.measure(PAIR, rounds=1, raw=raw)
-    assert table["latency_ms"].tolist() == [10.0, 50.0]
-    assert campaign.reference_ms(table, raw).tolist() == [1.0, 3.0]
 
 
 @pytest.mark.slow
@@ -176,7 +158,7 @@ def test_a_gpu_that_breaks_fails_no_network_for_ever(raw, monkeypatch):
 
     monkeypatch.setattr(end_to_end, "_measure_case", measure_case)
     monkeypatch.setattr(end_to_end, "call", lambda function, *arguments, **_: function(*arguments))
-    wanted = [(Case("simple_cnn", "infer", batch, "3x28x28"), "default") for batch in (1, 2, 4)]
+    wanted = [(RunConfig("simple_cnn", batch, "3x28x28"), "default") for batch in (1, 2, 4)]
     lost, _ = campaign.measure(wanted, rounds=1, raw=raw)
     assert set(lost["reason"]) == {"cpu broke: RuntimeError: CUDA error: unspecified launch failure"}
     assert len(measured) == 2
@@ -205,13 +187,6 @@ def test_a_file_of_visits_that_holds_something_else_is_refused_and_kept(raw, pre
     assert raw.read_bytes() == content
 
 
-def test_networks_that_are_none_are_refused_before_anything_is_measured():
-    plan = build(definitions.Campaign, {"rounds": 1, "case_s": 1, "sets": [
-        {"networks": ["W1", "my.module:Net", "resnet51"], "modes": ["infer"], "batch_sizes": [1]}]}, "here")
-    with refused("no model 'resnet51'; there are: W1"):
-        campaign.cases(plan, ["W1"])
-
-
 def test_the_default_campaign_is_that_of_the_reference():
     wanted = {(one.network, one.mode, one.batch_size, one.dtype, memory)
               for one, memory in campaign.cases(definitions.load_campaign())}
@@ -224,14 +199,19 @@ def test_the_verb(home, pretended):
     plan = home / "plan.yaml"
     plan.write_text("{rounds: 1, case_s: 0.05, sets: [{networks: [W6, W7], modes: [infer], batch_sizes: [1], memory: [kept]}]}")
     command = "measure", "networks", "--plan", plan, "--models", "W6", "--name", "mine"
-    assert output_of(*command, "--dry-run") == "W6 infer b1 fp32, memory kept\n"
+    assert output_of(*command, "--dry-run") == "W6 infer b1 torch fp32, memory kept\n"
     assert "1 of 1 cases" in output_of(*command)
     table = store.read(paths.NETWORKS / "mine/networks.parquet", "networks")
     assert table[["network", "memory", "status"]].to_numpy().tolist() == [["W6", "kept", "ok"]]
     refused_line = refusal("measure", "networks", "--plan", plan, "--models", "W9")
     assert "no network 'W9' in the plan; there are: W6, W7" in refused_line
+    plan.write_text(plan.read_text().replace("W7", "resnet51"))
+    assert "no model 'resnet51'; there are: W1" in refusal(*command), "before anything is measured"
+    plan.write_text(plan.read_text().replace("resnet51", "W7").replace("modes", "runtimes: [openvin], modes"))
+    assert "no runtime 'openvin'; there are: torch, onnxruntime, openvino; did you mean openvino?" in refusal(*command)
+    plan.write_text(plan.read_text().replace("runtimes: [openvin], ", ""))
     elsewhere = output_of(*command, "--dry-run", "--device", "cuda:0")
-    assert elsewhere == "W6 infer b1 fp32, memory default\n", "also where that GPU is not here"
+    assert elsewhere == "W6 infer b1 torch fp32, memory default\n", "also where that GPU is not here"
 
 
 def test_the_heap_of_the_host_is_no_condition_of_a_gpu(pretended, with_card):

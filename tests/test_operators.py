@@ -87,14 +87,12 @@ def test_impossible_parameters_are_refused(name, params, words):
         families.make(name, params)
 
 
-@pytest.mark.parametrize("op", list(SWEEPS.spaces))
+@pytest.mark.parametrize("op", ["conv2d", "softmax"])
 def test_no_family_takes_a_text_that_it_does_not_have_or_a_number_beyond_all(op):
     params = dict(next(sampled(op))[0].parameters)
     for name, value in params.items():
         with refused(f"{op}: {name} "):
             families.make(op, params | {name: "zz" if isinstance(value, str) else 10**10})
-    with refused("no pass 'sideways'"):
-        families.make(op, params, passes="sideways")
 
 
 def test_a_grid_is_walked_once_and_shards_share_it():

@@ -1,27 +1,21 @@
-"""What outsiders measured: read as labels, checked, scored with the card left out; and intervals that are learned from it."""
+"""What outsiders measured: read as labels, checked, scored with the card left out; and what ships of it."""
 
 import json
 import math
 
-import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from openpyxl import Workbook
 
 from lib import paths
 from lib.predict import boards, registry, training
 from lib.predict.advice import advise_operator
-from lib.predict.boards import Boards, Spread
-from lib.predict.evaluation import labelled_rates, outsiders
-from lib.predict.networks.sums import Parts, launched
+from lib.predict.evaluation import outsiders
 from lib.predict.published import labels
 from lib.predict.trust import scoreboard
 from tests import output_of, refused
 
 GEMM = "matmul gemm_m=512 gemm_k=1024 gemm_n=1024 layout=nt"
-halves, spans = st.floats(0.0, 3.0), st.floats(1e-3, 1e3)
 
 
 def workbook(path, convolution=("R", "S", "pad_h", "pad_w", "Vertical stride", "Horizontal stride")):
@@ -97,11 +91,6 @@ def own_table(path, *rows, header="model,device,batch_size,measured_ms"):
     return path
 
 
-def test_a_table_may_call_torch_by_its_earlier_name(tmp_path):
-    path = own_table(tmp_path / "own.csv", f"{GEMM},v100-sxm2-16gb,pytorch,1.0", header="model,device,runtime,measured_ms")
-    assert outsiders.read(path)[["runtime", "error"]].to_numpy().tolist() == [["torch", ""]]
-
-
 def test_rows_that_cannot_be_judged_are_named_and_counted(tmp_path):
     own_table(tmp_path / "own.csv", f"{GEMM},v100-sxm2-16gb,,1.0", f"{GEMM},v100-sxm2-16gb,,0", f"{GEMM},v100-sxm2-16gb,,1e-5",
               f"{GEMM},abacus,,1.0", "matmul gemm_m=2,v100-sxm2-16gb,,1.0", "no_network,v100-sxm2-16gb,8,1.0")
@@ -174,13 +163,6 @@ def test_tables_without_a_predictable_label_end_in_words(tmp_path, content):
     assert "no label could be predicted" in output_of("models", "--outsiders", str(tmp_path), status=1)
 
 
-def test_nothing_to_score_is_said(tmp_path):
-    with refused("no labels: no file of DeepBench.*model, device and measured_ms"):
-        outsiders.read(tmp_path)
-    with refused("missing"):
-        outsiders.read(tmp_path / "nowhere")
-
-
 def test_the_command_scores_a_table_of_ones_own(tmp_path):
     path = own_table(tmp_path / "own.csv", f"{GEMM},v100-sxm2-16gb,,0.5", f"{GEMM},abacus,,1.0")
     output = output_of("models", "--outsiders", str(path))
@@ -188,50 +170,6 @@ def test_the_command_scores_a_table_of_ones_own(tmp_path):
     own_table(path, f"{GEMM},v100-sxm2-16gb,,0.1")
     assert "see --all" in output_of("models", "--outsiders", str(path))
     assert "matmul, under 0.2 ms" in output_of("models", "--outsiders", str(path), "--all")
-
-
-# ------------------------------------------------------------------------------------------------- intervals
-
-def test_boards_and_the_rest_are_told_apart():
-    rng = np.random.default_rng(0)
-    shifts = {"a": 0.3, "b": -0.1, "c": 0.2, "d": -0.8}
-    rows = pd.DataFrame([{"kind": "product forward", "board": board, "family": f"f{n % 40}", "is_known": board != "d",
-                          "mostly_launches": False,
-                          "error": shift + rng.normal(0, 0.1)} for board, shift in shifts.items() for n in range(400)])
-    spread = boards.learn(rows).of("product forward")
-    assert spread.count == 4
-    assert spread.board == pytest.approx(0.4, abs=0.02), "the farthest is of an unknown architecture: half of it counts"
-    assert spread.rest == pytest.approx(0.1645, abs=0.02)
-    one_family = pd.concat([rows, rows.assign(family="big", error=5.0).sample(400, random_state=0)])
-    assert boards.learn(one_family).of("product forward").rest < 0.3, "a family has one vote, however many rows it has"
-    assert boards.learn(rows).of("layer_norm forward") == boards.learn(rows).of("kernels")
-    assert boards.learn(rows).of("network infer, fp32") is None and boards.learn(rows.head(0)).spreads == {}
-
-
-def of_networks(devices):
-    """Return twenty networks of five families on each device, with their parts and without times."""
-    rng = np.random.default_rng(0)
-    rows = [{"device": device, "group": f"family {n % 5}", "beside": 0.0, "model": f"network {n}", "parts": Parts(
-        {"fp32 conv forward": rng.uniform(1, 9), "fp32 conv_grouped backward": rng.uniform(0, 9),
-         "fp32 gemm forward": rng.uniform(0, 5)}, {"forward": n * 9}, 0.1)}
-        for device in devices for n in range(20)]
-    return pd.DataFrame(rows).assign(source="cards", mode="train", dtype="fp32", error="")
-
-
-def test_rates_are_learned_without_the_slowness_of_a_host_and_without_what_is_left_out():
-    hosts = {"a": 1.0, "b": 2.0, "c": 0.5, "d": 1.0}
-    table = of_networks(hosts)
-    table["measured_ms"] = [launched(sum(ms * (2 if "grouped" in kind else 1) for kind, ms in parts.kernels_ms.items()), 0.1,
-                                     [parts.launches["forward"] * 0.025 * hosts[device]] * 3)[0]
-                            for device, parts in zip(table["device"], table["parts"], strict=True)]
-    learned = labelled_rates.with_networks(Boards({}), table)
-    assert learned.rates.kernels == pytest.approx({"fp32 conv forward": 1, "fp32 conv_grouped backward": 2}, rel=0.1), \
-        "products have no rate: they take as long within a network as alone"
-    assert learned.rates.launches_ms["forward"] == pytest.approx(0.025, rel=0.1)
-    unseen = (table["device"] == "a") | (table["group"] == "family 1")
-    other = labelled_rates.with_networks(Boards({}), table.assign(measured_ms=table["measured_ms"].where(~unseen, 1.0)))
-    assert other.without("a", "family 1", "cards") == learned.without("a", "family 1", "cards") != other.rates
-    assert other.without("a", "family 1", "a user's") == other.rates
 
 
 def test_networks_of_a_gpu_that_this_project_measured_are_labels_and_those_of_a_cpu_are_not():
@@ -243,22 +181,6 @@ def test_networks_of_a_gpu_that_this_project_measured_are_labels_and_those_of_a_
         labels.measured_networks(next(paths.REFERENCE.glob("amd*/networks/runtimes/networks.parquet")))
     both = outsiders.read(folder / "networks", paths.REFERENCE / "intel-xeon-2c-397e4cfa/networks")
     assert both["error"].str.contains("no usable network of a GPU").sum() == 1
-
-
-@given(halves, halves, halves)
-def test_a_strangers_interval_is_never_narrower(half, board, rest):
-    spread = Spread(board, rest, 3)
-    assert spread.half(half) >= max(half, rest, board) - 1e-12
-    assert spread.half(half, False) >= spread.half(half, True)
-
-
-@given(spans, halves, spans)
-def test_launches_hide_behind_kernels(kernels_ms, half, launches_ms):
-    ms, low, high = launched(kernels_ms, half, (launches_ms, launches_ms / 3, launches_ms * 3))
-    assert max(kernels_ms, launches_ms) <= ms * (1 + 1e-9) and ms <= kernels_ms + launches_ms
-    assert low <= ms * (1 + 1e-9) and ms <= high * (1 + 1e-9)
-    hidden, *_ = launched(10 * launches_ms, half, (launches_ms,) * 3)
-    assert hidden == pytest.approx(10 * launches_ms, rel=1e-4)
 
 
 def test_a_throttled_cards_products_answer_for_no_other():
@@ -298,18 +220,3 @@ def test_predictions_that_ship_are_those_of_today(shipped):
             answer = advise_operator.advise(wanted, [row.device]).iloc[0]
         assert answer["predicted_ms"] == pytest.approx(row.predicted, rel=1e-3), (row.device, row.case)
         assert math.log(row.high / row.low) > 0.3, "no stranger's board is known to 15 %"
-
-
-@pytest.mark.slow
-def test_networks_that_ship_are_predicted_so_today(shipped, tmp_path):
-    part = shipped[shipped["case"].isin(["vgg16", "resnet18"]) & shipped["device"].isin(["titan-v", "gtx-1080-ti"])]
-    for (source, device, dtype, mode), rows in part.groupby(["source", "device", "condition", "mode"]):
-        path = tmp_path / source.partition(", ")[2] / "_".join([
-            {"titan-v": "TITAN V", "gtx-1080-ti": "GeForce GTX 1080 Ti"}[device], {"fp32": "single", "fp16": "half"}[dtype],
-            "model", {"infer": "inference", "train": "training"}[mode], "benchmark.csv"])
-        path.parent.mkdir(exist_ok=True)
-        rows.set_index("case")[["measured"]].T.to_csv(path, index=False)
-    again, keys = outsiders.predicted(tmp_path), ["case", "device", "mode", "condition"]
-    both = part.merge(scoreboard.without(again), on=keys, suffixes=("", "_again"))
-    assert len(both) == len(part) == 12
-    assert both["predicted_again"].tolist() == pytest.approx(both["predicted"].tolist(), rel=1e-3)

@@ -43,13 +43,6 @@ def test_the_state_and_threads_with_the_most_rows_train_and_are_not_mixed(tmp_pa
         training.roof_of(tmp_path, BOX)
 
 
-def test_the_threads_of_a_gpus_host_do_not_keep_its_rows_apart(tmp_path, rows):
-    _sweep(tmp_path, rows.head(60).assign(device="cuda:0", cache="warm"), "one")
-    _sweep(tmp_path, rows.tail(60).assign(device="cuda:0", cache="warm", threads=1), "two")
-    (target,) = training.targets(tmp_path)
-    assert len(training.reference_sweeps(tmp_path, target)[0]) == 120
-
-
 def test_what_a_machine_did_not_sweep_is_scaled_to_it_and_what_was_calibrated_there_keeps_its_scaling(tmp_path, rows):
     """It swept GEMMs alone, and is half as fast as the machine whose model ships."""
     shipped = registry.shipped_cpu("fp32")

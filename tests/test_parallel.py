@@ -6,8 +6,6 @@ import pytest
 
 from lib.predict import parallel
 from lib.predict.advice import questions
-from lib.predict.evaluation import outsiders
-from lib.predict.trust import scoreboard
 
 COSTS = parallel.Costs(0.5, 0.0, 0.0, {"train": 0.1, "infer": 0.05}, 0.2)
 TERMS = {"mode": "train", "gpus": 4, "gbps": 20.0, "weights_mb": 100.0, "gradients_mb": 100.0, "forward_operators": 40}
@@ -55,17 +53,3 @@ def test_a_table_answers_for_the_gpus_of_each_row():
     assert both["predicted_ms"] == pytest.approx(alone["predicted_ms"] + both["parallel_ms"])
     assert both["out_of_range"], "no network was measured so"
     assert all(words in row["error"] for words, row in zip(wrong, failed, strict=True))
-
-
-def test_labels_of_many_gpus_are_scored_by_costs_of_other_devices(tmp_path):
-    networks = pd.DataFrame([(model, device, gpus, 4 * gpus, gpus * 30.0) for model in ("resnet18", "vgg11")
-                             for device in ("t4", "p4") for gpus in (1, 2)],
-                            columns=["model", "device", "gpus", "batch_size", "measured_ms"]).assign(parallel="data_parallel")
-    links = exchanges().drop(columns=["gbps", "licence"])
-    links["model"] = "all_reduce mb=" + links.pop("mb").astype(str)
-    pd.concat([networks, links]).to_csv(tmp_path / "own.csv", index=False)
-    rows = scoreboard.without(outsiders.predicted(tmp_path, alone=True))
-    shared = rows["kind"] == "2 GPUs"
-    assert shared.sum() == 8 and len(rows) == 12, "by the predicted and by the measured time on one"
-    assert not rows.attrs["left_out"] and rows.attrs["costs"].efficiency == pytest.approx(0.5, rel=1e-2)
-    assert outsiders.log_errors(rows)["mostly_launches"][shared].all(), "ranges of one GPU do not rest on them"

@@ -1,13 +1,11 @@
-"""Power limits of GPUs: laws, known physics learned again, refusals, and answers."""
+"""Power limits of GPUs: laws, refusals, and answers."""
 
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from lib.config.definitions import load_devices
-from lib.predict.evaluation import power_limits
 from lib.predict.power import limits
 from tests import advice_on, output_of, refused
 
@@ -22,25 +20,6 @@ def test_less_power_takes_longer_and_no_limit_changes_nothing(device, busy, memo
     assert table["time_ratio"].is_monotonic_decreasing and (table["energy_ratio"] <= table["time_ratio"]).all()
     assert table[["time_ratio", "energy_ratio"]].iloc[-1].tolist() == [1, 1]
     assert SHIPPED.ratios(device, card.least_power_w, 0.0, memory)["time_ratio"] == 1, "kernels that wait for the host"
-
-
-def runs(model):
-    """Return runs of two cards that obey a model."""
-    shares = np.random.default_rng(0).uniform((0.35, 0, 0), (0.95, 1, 1), (300, 3))
-    rows = pd.DataFrame(shares, columns=["limit", "busy", "memory"])
-    rows = rows.assign(device=["v100-pcie-32gb", "a40"] * 150, bit=list(limits.ENERGY_PER_BIT.values()) * 150,
-                       network=list("aabb") * 75, dataset="", optimizer="", batch_size=1, limit_w=1.0)
-    rows.loc[:3, "busy"] = 0.0  # of each card and network
-    static = model.static * rows["bit"]
-    rows["drawn"] = limits.draw(model.drawn, static, rows["busy"], rows["memory"])
-    rows = rows.assign(**model.factors(static, rows["limit"], rows["drawn"]))
-    return rows.assign(power=rows["energy"] / rows["time"])
-
-
-def test_known_physics_is_learned_again_and_serves_a_card_that_was_left_out():
-    table = power_limits.left_out(runs(replace(SHIPPED, static=0.12)))
-    assert table.groupby(["what", "left_out"]).size().tolist() == [300] * 4
-    assert np.abs(table["predicted"] / table["measured"] - 1).groupby(table["left_out"]).mean().lt(0.01).all()
 
 
 @pytest.mark.parametrize("device, limit, words", [

@@ -12,10 +12,10 @@ import torch
 from lib import paths, store
 from lib.config import definitions
 from lib.config.notebooks import ProfileParams
-from lib.measure import archive, load, machine
+from lib.measure import archive, disturbance, machine
 from lib.measure.energy import meters
 from lib.measure.training import passes, profile_run, profiler, summary
-from lib.work import medmnist_files
+from lib.work import synthetic
 from lib.work.training import PHASES
 from tests import cut_training, refused, until
 from tests.conftest import home_paths
@@ -39,7 +39,7 @@ def unexplained(rows):
 
 @pytest.mark.parametrize("name", [f"W{n}" for n in range(1, 8)])
 def test_every_workload_completes_all_passes(home, quiet, monkeypatch, name):
-    monkeypatch.setattr(medmnist_files, "_SYNTHETIC_MB", 4)
+    monkeypatch.setattr(synthetic, "MOST_MB", 4)
     size = {"W3": 4, "W4": 2, "W5": 2}.get(name, 0)
     rows = profile_run.measure(short(name, iters=1, warmup_iters=1, batch_size=size)).rows
     workload = definitions.workload(name)
@@ -63,8 +63,8 @@ def runs(tmp_path_factory):
         for name, path in home_paths(home).items():
             patch.setattr(paths, name, path)
         patch.setenv("LIB_LOCKS", str(home))
-        quiet = load.Load(0.5, 0.0, 0.0, 0.0, 0.0)
-        patch.setattr(load, "wait_for_quiet", lambda threads, **_: quiet)
+        quiet = disturbance.Load(0.5, 0.0, 0.0, 0.0, 0.0)
+        patch.setattr(disturbance, "wait_for_quiet", lambda threads, **_: quiet)
         yield [profile_run.measure(short(epochs=2, seed=seed)) for seed in (1, 1, 2)]
 
 
@@ -101,8 +101,8 @@ def test_replay_reads_what_was_measured(runs, tmp_path, monkeypatch):
 
 
 def test_switches_and_the_load_meanwhile_are_recorded(home, quiet, monkeypatch):
-    monkeypatch.setattr(load, "own_cores", lambda: [0])
-    monkeypatch.setattr(load.LoadWatch, "reading", lambda self: load.Load(1.0, 0.5, 0.25, 0.0, 3.0))
+    monkeypatch.setattr(disturbance, "own_cores", lambda: [0])
+    monkeypatch.setattr(disturbance.LoadWatch, "reading", lambda self: disturbance.Load(1.0, 0.5, 0.25, 0.0, 3.0))
     switches = {"label": "mine", "precision": "bf16", "channels_last": True, "grad_accum_steps": 2,
                 "augment": True, "threads": 1, "deterministic": True, "num_workers": 1,
                 "prefetch_factor": 2, "optimizer": "sgd", "lr": 0.01, "momentum": 0.5,
@@ -158,10 +158,10 @@ def test_the_phases_of_a_step_are_nvtx_ranges_side_by_side(monkeypatch):
 
 def test_a_killed_run_leaves_its_rows(home):
     program = """
-from lib.measure import load
+from lib.measure import disturbance
 from lib.measure.training import profile_run
 from tests.test_profiles import short
-load.wait_for_quiet = lambda threads, **_: load.Load(1, 0, 0, 0, 0)
+disturbance.wait_for_quiet = lambda threads, **_: disturbance.Load(1, 0, 0, 0, 0)
 profile_run.measure(short(epochs=50))
 """
     process = subprocess.Popen([sys.executable, "-c", program], cwd=paths.ROOT)

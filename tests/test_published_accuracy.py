@@ -7,7 +7,7 @@ import pytest
 from lib import store
 from lib.predict import network_training, registry, training
 from lib.predict.evaluation import evaluate
-from lib.predict.networks import fitting, resident, work
+from lib.predict.networks import resident, work
 from lib.work import networks
 
 
@@ -29,14 +29,6 @@ def test_the_shipped_model_learned_from_the_published_networks(published, model)
     assert {name: (pytest.approx(one.rates, rel=1e-6), pytest.approx(one.half, rel=1e-6)) for name, one in fits.items()} == {
         name: (one.rates, one.half) for name, one in {**model.compositions, **model.resident}.items()}
     assert set(model.resident) == {"default", "kept"}
-
-
-def test_published_resident_memory_is_predicted_by_other_families(published):
-    columns = list(resident.PREDICTED)
-    assert resident.predicted(published)[columns].to_numpy() == pytest.approx(published[columns].to_numpy(), rel=1e-6)
-    rows = published[~published["tuning"] & ~published["network"].str.fullmatch(fitting.WORKLOADS)]
-    error = (rows["rss_predicted_mb"] / rows["rss_mb"] - 1).abs().mean()
-    assert error < (rows["memory_mb"] / rows["rss_mb"] - 1).abs().mean() / 2, "tensors alone are no resident memory"
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """The runner, the report and the command line: strict, red where something failed, silent about nothing."""
 
-import errno
 import re
 import subprocess
 import time
@@ -12,11 +11,11 @@ import nbformat
 import pytest
 from nbformat import v4
 
-from lib import files, paths, progress, report, store
+from lib import files, paths, report, store
 from lib.cli.main import _parser
 from lib.config import definitions, notebooks
 from lib.work.graph import spaces
-from tests import called, output_of, python, refusal
+from tests import output_of, python, refusal
 
 
 def jobs(**more):
@@ -32,12 +31,6 @@ def test_the_plan_runs_over_workloads_and_devices():
         assert {job.notebook for job in jobs(full=full)} == set(notebooks.NOTEBOOKS), "without names, all"
     line = "papermill notebooks/02_profile.ipynb out.ipynb -p workload W1 -p device cpu -p iters 20 -p source measure\n"
     assert output_of("run", "02", "--workloads", "W1", "--devices", "cpu", "--dry-run") == line
-
-
-def test_text_that_looks_like_a_number_stays_text():
-    job = report.Job("02_profile", "x", {"label": "12e5678", "iters": 3, "workload": "W1", "profile": False})
-    assert job.arguments == ["-r", "label", "12e5678", "-p", "iters", "3", "-p", "workload", "W1",
-                             "-p", "profile", "False"]
 
 
 def outcome(stem, **more):
@@ -70,44 +63,6 @@ def test_notebooks_that_failed_or_never_ran_are_red_in_the_page(home, monkeypatc
     assert "before" in html, "what ran before the failure is shown"
 
 
-def test_the_page_shows_open_cells_folds_the_others_and_shows_each_run_once(home):
-    def cell(text, *tags):
-        return v4.new_code_cell("1", metadata={"tags": list(tags)},
-                                outputs=[v4.new_output("display_data", {"text/markdown": text})])
-
-    cells = [v4.new_markdown_cell("# Title\n\nThe question.", metadata={"tags": ["once"]}),
-             v4.new_markdown_cell("## Inventory"), cell("A detail."), cell("The answer.", "open"),
-             cell("Below all runs.", "last"), cell("An exercise.", "try")]
-    for entry in (executed(paths.EXECUTED, "01_machine_cpu", *cells), executed(paths.EXECUTED, "02_W1", *cells),
-                  executed(paths.EXECUTED, "02_W2", *cells)):
-        values = {"workload": entry.stem[3:]} if entry.stem.startswith("02") else {}
-        name = "02_profile" if values else "01_machine"
-        report._keep(entry.model_copy(update={"notebook": name, "values": values}), paths.EXECUTED)
-    html, _ = report.page(paths.EXECUTED)
-    sections = {name: html.partition(f'<section id="{name}">')[2].partition("</section>")[0]
-                for name in ("01_machine", "02_profile")}
-    one, several = sections.values()
-    assert re.search(r"<details><summary>Inventory</summary><div>.*A detail.*</details>\s*<div>.*The answer", one, re.S)
-    assert "An exercise." not in html and one.count("The question.") == several.count("The question.") == 1
-    assert re.findall(r"<details><summary>(W\d)", several) == ["W1", "W2"] and several.count("Below all runs.") == 1
-
-
-@pytest.mark.slow
-def test_a_page_replaces_the_one_before_as_a_whole(home, monkeypatch):
-    def names():
-        return sorted(path.name for path in paths.REPORT.iterdir())
-
-    report._keep(executed(paths.EXECUTED, "01_machine", v4.new_markdown_cell("# Title")), paths.EXECUTED)
-    for _ in range(2):
-        output_of("run", "--page", status=1)  # the other notebooks have not been run
-    assert names() == ["executed", "index.html"]
-    before = (paths.REPORT / "index.html").read_bytes()
-    monkeypatch.setattr("lib.files.os.replace", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
-    assert "cannot be written (No space left on device)" in called("run", "--page")[2].splitlines()[-1]
-    assert (paths.REPORT / "index.html").read_bytes() == before
-    assert names() == ["executed", "index.html"], "nothing half"
-
-
 def test_the_summary_runs_last_with_the_key_numbers_of_the_others(home, monkeypatch):
     begun = []
 
@@ -119,16 +74,6 @@ def test_the_summary_runs_last_with_the_key_numbers_of_the_others(home, monkeypa
     report.run(jobs(names=["00", "01", "02"]), paths.EXECUTED, parallel=2)
     assert begun[-1] == ("00_summary", True) and len(begun) == 4
     assert sorted(store.read_json(paths.EXECUTED / "keys.json")) == ["01_machine_cpu", "02_profile_W1_cpu", "02_profile_W5_cpu"]
-
-
-def test_what_goes_on_is_said_in_a_terminal_and_nowhere_else(capsys, monkeypatch):
-    for name in ("CI", "LIB_BATCH"):
-        monkeypatch.delenv(name, raising=False)
-    for is_terminal in (False, True):
-        monkeypatch.setattr("sys.stderr.isatty", lambda answer=is_terminal: answer, raising=False)
-        with progress.doing("loading"):
-            pass
-        assert capsys.readouterr() == ("", "loading ...\r\033[K" * is_terminal)
 
 
 def test_numbers_that_move_are_named(home, monkeypatch):
@@ -252,5 +197,3 @@ def test_runs_at_once_lose_no_entry_of_the_manifest(tmp_path, monkeypatch):
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda one: report._keep(one, tmp_path), outcomes))
     assert read(tmp_path) == outcomes
-
-

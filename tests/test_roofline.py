@@ -1,4 +1,4 @@
-"""The roofline: laws of the roof, points that are honest, and the mixtures that are refused."""
+"""The roofline: laws of the roof, points that are honest, and what is refused."""
 
 import math
 from dataclasses import replace
@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,11 +13,9 @@ from lib import paths, tables
 from lib.config import definitions
 from lib.config.notebooks import MachineParams, RooflineParams
 from lib.measure import archive, ceilings
-from lib.measure.budget import Budget
 from lib.measure.operators import isolated
 from lib.predict.analytic import roofline, roofline_points
 from lib.predict.analytic.roofline import Roof
-from lib.work.graph.ops import Op, TensorSpec
 from tests import refused
 
 CPU = Roof("cpu", "fp32", "measured", "hw", 500.0, {"L2": 200.0, "RAM": 50.0}, {"L2": 2.0}, 2.0)
@@ -58,17 +55,6 @@ def test_a_point_above_its_roof_is_shown_there(flops, moved, seconds):
     assert row.ai == pytest.approx(flops / moved), "the time has no part in the intensity"
     assert row.attained_gflops == pytest.approx(flops / seconds / 1e9), "and nothing is clipped"
     assert row.below_roof == pytest.approx(row.attainable_gflops / row.attained_gflops)
-
-
-def test_levels_launches_and_the_sum_of_operators():
-    assert [CPU.level_of(size) for size in (1e6, 3e6)] == ["L2", "RAM"]
-    assert [CPU.bound(100.0, elapsed_s=1e-3, calls=calls) for calls in (100, 1)] == ["launch", "compute"]
-    assert [CPU.bound(3.0, level) for level in ("L2", "")] == ["compute", "RAM"]
-    with refused("L2, RAM"):
-        CPU.gbps("L3")
-    parts = np.array([[500e9, 0.0], [0.0, 50e9]])
-    assert roofline.seconds(parts, CPU).sum() == pytest.approx(2.0), "one computes while the other waits"
-    assert roofline.memory_share(parts, CPU) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("change, reason", [
@@ -186,25 +172,3 @@ def test_points_are_collected_beside_a_vendors_device(monkeypatch):
     assert set(bare.points["kind"]) == {"step"} and "no points of networks and operators on cpu in fp64" in bare.note
     with refused("it has: resnet50 b1"):
         roofline_points.collect(RooflineParams(source="replay", models="alexnet"))
-
-
-def test_an_operator_that_the_device_lacks_is_told_and_a_network_is_refused():
-    def timed(*kinds):
-        items = [isolated.Item({"kind": kind, "label": f"my {kind}"}, build) for kind, build in kinds]
-        return isolated._timed(items, torch.device("cpu"), Budget(0.01))
-
-    def broken():
-        raise RuntimeError("not implemented for this backend\nmore")
-
-    samples, failed = timed(("operator", lambda: lambda: None), ("operator", broken))
-    assert [part.n > 0 for part in samples] == [True, False]
-    assert failed == ["my operator does not run on cpu: not implemented for this backend"]
-    with refused("my network does not run on cpu"):
-        timed(("network", broken))
-
-
-@pytest.mark.parametrize("name, read, written, touched", [
-    ("relu_", 0, 0, 64), ("relu", 0, 1, 128), ("relu", -1, -1, 128)])
-def test_what_is_written_in_place_is_touched_once(name, read, written, touched):
-    before, after = (TensorSpec((4, 4), (4, 1), storage=storage) for storage in (read, written))
-    assert isolated.footprint(Op(f"aten.{name}.default", (before,), outputs=(after,))) == touched

@@ -8,10 +8,9 @@ import pytest
 from lib.schedule import energy, problem_files
 from lib.schedule.policies import policy_for
 from lib.schedule.problem import Fleet, JobEnergy, Jobs, Problem
-from lib.schedule.simulate import Faults, simulate
+from lib.schedule.simulate import simulate
 from tests import output_of, refused
 from tests.schedules import figures, files
-from tests.test_schedule import a_problem
 
 
 def energy_of(problem, name="met", objective="makespan", faults=None):
@@ -38,17 +37,6 @@ def test_what_is_not_known_is_none_and_idling_without_watts_is_not_in_it(tmp_pat
     assert energy_of(problem_files.read(whole["times"], whole["devices"])) == (None, None)
     whole["energy"].write_text(table.replace("900", ""))
     assert energy_of(problem_files.read(**whole)) == (None, None)
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_a_table_of_watts_times_seconds_changes_nothing(seed):
-    problem, faults = a_problem(seed), Faults(chance=0.3, seed=seed)
-    idle, busy, setup_s = np.arange(3) + 3.0, np.arange(3) * 40 + 50.0, np.zeros(3)
-    plain = replace(problem, fleet=replace(problem.fleet, idle_w=idle, busy_w=busy, setup_s=setup_s))
-    able = np.isfinite(plain.actual_s)
-    joules = np.where(able, plain.actual_s, np.nan) * busy
-    stated = replace(plain, energy=JobEnergy(joules, ("measured",) * len(plain.jobs)))
-    assert energy_of(plain, faults=faults)[0] == pytest.approx(energy_of(stated, faults=faults)[0])
 
 
 def test_a_device_idles_until_the_first_job_comes_and_in_its_set_up_and_an_attempt_that_died_took_its_share():

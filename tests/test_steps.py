@@ -28,8 +28,7 @@ from lib.predict.steps import Recipe
 from lib.schedule import scenarios
 from lib.work import networks
 from lib.work.graph import capture, counts
-from tests import advice_on, output_of, refusal, refused
-from tests.doors import definitions
+from tests import advice_on, output_of, refusal, refused, with_value
 
 pytestmark = pytest.mark.slow
 
@@ -272,7 +271,7 @@ def test_predictions_without_their_profiles_are_refused(tmp_path):
     ("schema", 3), ("source", "guesses"), ("device", "../t4"), ("costs", {}), ("code", "import os"),
     ("costs.h2d.rates", {"mb": 1.0}), ("costs.h2d.rates.mb", float("inf")), ("costs.loader_wait.groups", 0)])
 def test_a_damaged_file_is_one_line(place, value, tmp_path):
-    path, content = tmp_path / SHIPPED.name, definitions.changed(json.loads(SHIPPED.read_text()), place.split("."), value)
+    path, content = tmp_path / SHIPPED.name, with_value(json.loads(SHIPPED.read_text()), place.split("."), value)
     for text in (json.dumps(content), "{", "null"):
         path.write_text(text)
         with refused(str(path)):

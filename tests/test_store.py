@@ -1,7 +1,5 @@
 """Tables and files: strict, append-safe, never overwritten, readable after any death."""
 
-import os
-import subprocess
 from contextlib import closing
 from pathlib import Path
 
@@ -10,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lib import csv_files, files, input_tables, locks, paths, store, tables
-from lib.errors import InputError
+from lib import files, input_tables, locks, paths, store, tables
 from lib.tables.check import checked
 from lib.tables.column import number
 from tests import refused, row
@@ -90,12 +87,9 @@ def test_a_full_disk_is_one_line_and_keeps_the_rows(tmp_path):
     assert len(store.read(tmp_path / "full.csv", "overheads")) > 50
 
 
-@pytest.mark.parametrize("text, words", [
-    ("{", "a.json is not readable JSON"), ('{"a": {"b": 1, "b": 2}}', "'b' is there twice"),
-    ('{"a\\ud800": 1}', "is not readable JSON")])
-def test_damaged_json_is_refused(tmp_path, text, words):
-    (tmp_path / "a.json").write_text(text)
-    with refused(words):
+def test_damaged_json_is_refused(tmp_path):
+    (tmp_path / "a.json").write_text("{")
+    with refused("a.json is not readable JSON"):
         store.read_json(tmp_path / "a.json")
 
 
@@ -136,38 +130,22 @@ def test_a_users_output_is_a_new_file_in_a_folder_that_is_there(tmp_path, monkey
     Path("dangling").symlink_to("nowhere")
     with refused(r"is not overwritten|there is no folder|is a folder"):
         files.check_new(Path(place))
-    if place in ("there.csv", "dangling"):
-        with refused("is not overwritten"):
-            files.create(Path(place), b"x")
+    with refused(r"is not overwritten|there is no folder|is a folder"):
+        files.create(Path(place), b"x")
     assert Path("there.csv").read_text() == "input"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "folder", "there.csv"], "nothing is left behind"
 
 
-def test_a_stream_is_written_to_and_stays_what_it_is(tmp_path):
-    assert files.create(files.check_new(Path("/dev/null")), b"x").is_char_device()
-    os.mkfifo(tmp_path / "pipe")
-    with subprocess.Popen(["cat", str(tmp_path / "pipe")], stdout=subprocess.PIPE) as reader:
-        files.create(files.check_new(tmp_path / "pipe"), b"through")
-        assert reader.communicate()[0] == b"through"
-    assert (tmp_path / "pipe").is_fifo()
+def test_a_device_that_is_being_measured_is_not_measured_again(home):
+    with locks.device("cpu"), refused("device cpu is being measured by another process"), \
+            locks.device("cpu", timeout_s=0.0):
+        pass
+    assert [path.stat().st_mode & 0o777 for path in (home / "locks").iterdir()] == [0o666], "for every user"
 
 
-def test_locks_of_devices_lie_where_everybody_may_open_them(monkeypatch, tmp_path):
-    monkeypatch.delenv("LIB_LOCKS", raising=False)
-    monkeypatch.setattr(locks, "_HOST", (str(tmp_path),))
-    tmp_path.chmod(0o1777)
-    folder = locks.host_folder()
-    assert folder.parent == tmp_path and folder.stat().st_mode & 0o7777 == 0o777, "not sticky: Linux protects files there"
-    before = os.umask(0o027)
-    try:
-        with locks.device("cpu"), locks.writer(tmp_path / "table.csv"):
-            modes = [path.stat().st_mode & 0o777 for path in (*folder.iterdir(), tmp_path / ".table.csv.lock")]
-    finally:
-        os.umask(before)
-    assert modes == [0o666, 0o640], "what one user writes is the umask's, what all users measure is everybody's"
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    with refused("are not open to everybody; name one in LIB_LOCKS"):  # each of them can only be read
-        locks.host_folder()
+def test_a_device_is_not_replaced_by_a_file():
+    with refused("is no regular file"):
+        files.replace(Path("/dev/null"), b"x")
 
 
 def test_a_number_that_is_none_is_an_empty_field(tmp_path):
@@ -183,9 +161,7 @@ def people(tmp_path, text):
 
 @pytest.mark.parametrize("text, what", [
     ("job_id,steps\na,1\n,1\n", "job_id in row 2 is empty: it takes a text"),
-    ("job_id,steps\na,1\nN/A,1\n", "job_id 'N/A' in row 2 stands for an empty cell"),
-    ("job_id,steps\ncaf\u00e9,1\ncafe\u0301,2\n", "'café' in row 2 is there twice"),
-    ('job_id,workload_id\na,"W\x1b[31m1"\n', "workload_id .* in row 1 holds characters that are not printed"),
+    ("job_id,steps\na,1\na,2\n", "job_id 'a' in row 2 is there twice"),
     ("job_id,steps\na,1e300\n", r"steps of 'a' is '1e300': it takes a whole number of 1 or more, at most 1e\+12, or nothing"),
     ("job_id,arrival_s\na,Infinity\n", "arrival_s of 'a' is 'Infinity'"),
     ("job_id;steps\na;1,5\n", "is separated by semicolons: save it separated by commas")])
@@ -199,10 +175,6 @@ def test_a_table_that_people_write_is_read_with_its_blanks_and_quotes(tmp_path):
     assert table[["job_id", "steps", "workload_id"]].to_numpy().tolist() == [["a b", 2, "W1"], ["c", 3, "W2"]]
 
 
-MEASURED = pd.DataFrame([overhead_row(number / 7) for number in range(50)], columns=tables.columns("overheads"))
-PARQUET = store.encoded(MEASURED, ".parquet")
-
-
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_a_file_holds_rows_alone_and_no_notes_of_the_run(suffix):
     table = pd.DataFrame({"a": [1]})
@@ -210,33 +182,15 @@ def test_a_file_holds_rows_alone_and_no_notes_of_the_run(suffix):
     assert b"somebody" not in store.encoded(table, suffix) and table.attrs
 
 
-@pytest.mark.slow
-def test_a_changed_bit_of_parquet_never_passes_for_a_measurement(tmp_path):
-    for at in range(4, len(PARQUET) - 8, 37):
-        damaged = bytearray(PARQUET)
-        damaged[at] ^= 0x10
-        (tmp_path / "a.parquet").write_bytes(damaged)
-        try:
-            assert store.read(tmp_path / "a.parquet", "overheads").equals(MEASURED), f"byte {at}"
-        except InputError:
-            continue
-
-
-def test_parquet_of_other_columns_and_of_too_many_rows_is_refused_by_its_footer(tmp_path, monkeypatch, frame):
-    monkeypatch.setattr(csv_files, "LARGEST_MB", 0.01)
+def test_damaged_parquet_and_parquet_of_other_columns_is_refused(tmp_path, frame):
     for name, other, words in (("more", frame.assign(sauce=1), r"unknown \[sauce\]"),
-                               ("less", frame.drop(columns="n"), r"missing \(or doubled\) columns \[n\]"),
-                               ("large", pd.concat([frame] * 2000), "holds 2,000 rows")):
+                               ("less", frame.drop(columns="n"), r"missing columns \[n\]")):
         other.to_parquet(tmp_path / f"{name}.parquet", index=False)
         with refused(words):
             store.read(tmp_path / f"{name}.parquet", "overheads")
-
-
-def test_an_error_is_one_printable_line_of_readable_length():
-    assert str(InputError("a\nb\r\u2028c\x1b[2J")) == "a b  c\\x1b[2J"
-    error = str(InputError("file" + "x" * 100_000 + " here; there are: a, b"))
-    assert error.startswith("filexxx") and error.endswith("here; there are: a, b")
-    assert len(error) < 2100
+    (tmp_path / "torn.parquet").write_bytes(store.encoded(frame, ".parquet")[:-9])
+    with refused("torn.parquet is not readable Parquet"):
+        store.read(tmp_path / "torn.parquet", "overheads")
 
 
 OLDER = {"runs": "*/runs/*.csv", "networks": "*/networks/networks.parquet", "sweep": "*/sweeps/*/sweep.parquet"}

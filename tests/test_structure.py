@@ -96,12 +96,14 @@ def test_what_tests_do_not_run_uses_what_there_is():
 
 # Where one format or another is parsed. Files come in through the first group, whose readers check them; the second reads what
 # this project's own processes hand one another, and cells of tables that were checked when they were read.
-DOORS = {"lib.csv_files": "pd.read_csv pd.read_excel", "lib.store": "json.loads pq.ParquetFile", "lib.config.base": "YAML",
-         "lib.work.medmnist_files": "np.load", "lib.work.weights": "torch.load",
+DOORS = {"lib.csv_files": "pd.read_csv pd.read_excel", "lib.config.base": "YAML",
+         "lib.config.notebooks": "json.loads ast.literal_eval",
+         "lib.store": "json.loads pd.read_parquet pq.read_schema",
+         "lib.work.weights": "torch.load",
          "lib.predict.model_file": "json.loads"}
 OWN = dict.fromkeys(("lib.schedule.run.processes",
                      "lib.measure.networks.heap_replay", "lib.measure.networks.end_to_end", "lib.measure.networks.visits_file",
-                     "lib.measure.operators.raw_files", "lib.measure.operators.aggregate", "lib.measure.machine"),
+                     "lib.measure.operators.device_sweep", "lib.measure.operators.aggregate", "lib.measure.machine"),
                     "json.loads") | {
     "lib.tensorrt.tune": "YAML yaml.load"}  # a round trip that keeps the comments
 PARSERS = re.compile(r"(pd|pandas)\.read_\w+|(pq|pa|pyarrow)\.(ParquetFile|read_\w+|ipc.*)|(json|pickle|marshal|yaml|joblib|np|"

@@ -6,8 +6,6 @@ import math
 import subprocess
 import sys
 from datetime import UTC, datetime
-from types import SimpleNamespace
-from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -86,24 +84,6 @@ def test_an_engine_that_contradicts_itself_or_is_none_is_refused(tmp_path, layer
     (tmp_path / "e.json").write_text(json.dumps(layers))
     with refused("expected a mapping"):
         read_engine(tmp_path / "e.json")
-
-
-def test_the_type_of_its_parameters_decides_the_kind_of_a_layer_of_another_type(tmp_path):
-    pool = {"LayerType": "CudaPooling", "ParameterType": "Pooling"}
-    changed = [pooling("a", **pool), convolution("b", LayerType="CudaDepthwiseConvolution"), pooling("c", **pool, Stride=[]),
-               convolution("d", LayerType="CaskDeconvolutionV2"), {**REFORMAT, "Outputs": [tensor(-1, 8)]}]
-    engine = read(tmp_path / "e.json", *changed)
-    assert [layer.kind for layer in engine.layers] == ["pooling", "convolutional", "other", "other", "other"]
-    assert engine.layers[0].flops == 4 * 4 * 4 * 9 and math.isnan(engine.layers[4].bytes)
-
-
-def test_layers_of_a_second_optimisation_profile_and_unknown_formats_have_no_work(tmp_path):
-    odd = convolution("odd", Inputs=[tensor(1, 8, 16, 16, kind="Row major linear NF4")])
-    engine = read(tmp_path / "e.json", odd, dense(), {**dense(), "Name": "fc [profile 1]"})
-    assert [layer.name for layer in engine.layers] == ["odd", "fc"]
-    assert [math.isnan(layer.bytes) for layer in engine.layers] == [True, False]
-    later = [{**dense(), "Name": f"fc [profile  {number}]"} for number in (2, 10)]
-    assert [layer.name for layer in read(tmp_path / "e.json", *later).layers] == ["fc [profile  2]"], "the lowest one there is"
 
 
 def test_latencies_of_a_name_that_layers_share_are_left_out_and_noted(tmp_path):
@@ -256,17 +236,6 @@ def test_the_originals_folders_keep_their_watts_and_a_log_that_none_uses_is_refu
         recordings.preprocess(raw, tmp_path / "pre")
 
 
-def test_power_that_was_not_measured_never_stays_beside_facts_that_say_so(tmp_path, monkeypatch):
-    """Where a recording is preprocessed again and that is cut short."""
-    recording(tmp_path / "raw/alexnet")
-    recordings.preprocess(tmp_path / "raw", tmp_path / "pre")
-    monkeypatch.setattr(recordings.files, "replace", Mock(side_effect=[None, KeyboardInterrupt]))
-    with pytest.raises(KeyboardInterrupt):
-        recordings.preprocess(tmp_path / "raw", tmp_path / "pre")
-    with refused("layer-power preprocess"):
-        tables.convert(tmp_path / "pre", tmp_path / "train")
-
-
 def test_trtexecs_files_are_read_under_their_own_names(tmp_path):
     for stem in ("alexnet_fp16", "vgg16"):
         written(tmp_path / "raw" / f"{stem}.graph.json", dense())
@@ -346,13 +315,6 @@ def test_the_profiler_of_layers_says_what_is_wrong_in_one_line(tmp_path, profile
     assert profiler.main([str(tmp_path / "e"), str(tmp_path / "out"), *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert told in line and not (tmp_path / "out").exists()
-
-
-def test_an_input_that_stays_zero_is_named(profiler, capsys):
-    given = SimpleNamespace(get_tensor_dtype=lambda name: "DataType.BF16")
-    profiler.fill(sys.modules["tensorrt"], None, given, "tokens", (1, 8), 0)
-    assert capsys.readouterr().err == (
-        "input tokens is 0 in every run: random numbers are made for FP32 and FP16, not for DataType.BF16\n")
 
 
 def test_folders_without_recordings_or_with_two_of_one_name_are_refused(tmp_path):

@@ -11,7 +11,6 @@ from lib.config import definitions
 from lib.config.definitions import Workload
 from lib.work import datasets, models, training, weights, workloads
 from lib.work.training import Observer, Options, Recipe, Trainer
-from lib.work.training import sgd as sgd_recipe
 from tests import refused
 
 CPU = torch.device("cpu")
@@ -146,8 +145,3 @@ def test_training_learns_synthetic_volumes(home):
     loader = torch.utils.data.DataLoader(datasets.bounded(opened.splits["train"], 30, 4, 0), 4, shuffle=True)
     losses = [trainer.train(loader) for _ in range(4)]
     assert losses[-1] < 0.7 * losses[0]
-
-
-def test_sgd_is_that_of_the_textbook():
-    given = sgd_recipe(0.1, 0.5, 0.25).optimizer(torch.nn.Linear(1, 1)).defaults
-    assert given == torch.optim.SGD([torch.zeros(1)], lr=0.1, momentum=0.5, weight_decay=0.25).defaults

@@ -1,27 +1,22 @@
 """A CPU without a model of its own: the nearest reference model, its scaling by measured ceilings, calibrated compositions."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from benchmarks import machines
-from lib import locks, paths, store
+from lib import paths, store
 from lib.config.definitions import JobClass
 from lib.finetune import finished
-from lib.measure import load, machine
-from lib.measure.reference_kernel import ProcessorSpeed
-from lib.predict import calibrate_networks, network_training, registry, steps, transfer_cpu
+from lib.measure import disturbance, machine
+from lib.predict import calibrate_networks, network_training, registry, transfer_cpu
 from lib.predict.advice import advise_text
 from lib.predict.analytic.scaling import Scaling
 from lib.predict.networks.composition import Composition
 from lib.predict.operators.cost_model import CostModel
-from lib.predict.operators.fine_tuning import fine_tuned
 from lib.predict.scores import score
 from lib.predict.transfer_cpu import Host
 from lib.schedule import scenarios
@@ -31,16 +26,6 @@ from lib.work import networks
 from tests import advice_on, called
 
 pytestmark = pytest.mark.slow
-
-RATES = st.floats(1e-3, 1e3)
-TIMES = st.floats(1e-3, 1e6)  # ms
-WORK = st.integers(0, 10**13).map(float)  # FLOPs, bytes
-
-
-@given(TIMES, WORK, WORK, st.tuples(RATES, RATES, RATES), RATES, RATES)
-def test_an_operator_takes_longer_by_no_more_than_the_slowest_of_all_ratios(ms, flops, moved, ratios, gflops, gbps):
-    scaled = float(Scaling(*ratios, gflops, gbps).scaled_ms(ms, flops, moved))
-    assert ms / max(ratios) * (1 - 1e-9) <= scaled <= ms / min(ratios) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("flops, moved, ms, scaled_ms", [
@@ -144,7 +129,7 @@ def test_the_best_ceilings_of_this_machine_and_as_many_threads_count(home):
 @pytest.mark.parametrize("cores, doubtful, factor", [(0.02, False, 1.5), (0.4, True, 1.0), (1.4, True, 1.0)])
 def test_ceilings_measured_beside_other_processes_scale_nothing(cores, doubtful, factor, home, reference, monkeypatch):
     """Rows of a machine a third busy are noisy, not unusable; two answers of one machine differed by 1.5 for them."""
-    monkeypatch.setattr(load, "own_cores", lambda: range(torch.get_num_threads()))
+    monkeypatch.setattr(disturbance, "own_cores", lambda: range(torch.get_num_threads()))
     peaks = {name: reference.facts[name] / 1.5 for name in ("peak_gflops", "peak_gbps")}
     _save_ceilings(**peaks, number=1, verdict="noisy")
     seen = {"other_cores": cores, "stolen_cores": 0.0}
@@ -161,7 +146,7 @@ def test_ceilings_measured_beside_other_processes_scale_nothing(cores, doubtful,
 @pytest.mark.parametrize("verb", ["advise simple_cnn --input-size 3x28x28", "advise-op linear gemm_m=64 gemm_k=64 gemm_n=64"])
 def test_a_verb_looks_where_it_may_and_again_where_the_machine_was_busy(verb, home, monkeypatch):
     looks, beside = [], [9.0]
-    monkeypatch.setattr(load, "wait_for_quiet", lambda *_: load.Load(0.5, 0.0, beside[0], 0.0, 0.0))
+    monkeypatch.setattr(disturbance, "wait_for_quiet", lambda *_: disturbance.Load(0.5, 0.0, beside[0], 0.0, 0.0))
     status, out, error = called(*f"{verb} --device cpu --json".split())
     assert status == 0 and not looks and "the answer is not scaled to it: others took 9.0 cores" in error
     beside[0] = 0.0
@@ -177,14 +162,6 @@ def test_a_verb_looks_where_it_may_and_again_where_the_machine_was_busy(verb, ho
         if verb.startswith("advise "):
             assert (", scaled by ceilings measured here" in out) == (number > 0 and not busy)
             assert ("not scaled: busy here" in out) == ("the ceilings measured here are unusable" in out) == busy
-
-
-def test_an_answer_does_not_wait_for_another_measurement(home, monkeypatch):
-    monkeypatch.setattr(load, "wait_for_quiet", lambda *_: load.Load(0.5, 0.0, 0.0, 0.0, 0.0))
-    with locks.device("cpu"):
-        status, out, error = called(*"advise-op linear gemm_m=64 gemm_k=64 gemm_n=64 --device cpu --json".split())
-    assert status == 0 and "not scaled to this machine: device cpu is being measured by another process" in error
-    assert json.loads(out)[0]["device"] == "cpu"
 
 
 def test_the_nearest_of_several_reference_machines_by_ceilings(reference):
@@ -223,32 +200,6 @@ def test_where_everything_takes_nine_times_as_long_so_do_the_answers_with_the_sa
     for case, fitted in model.compositions.items():
         assert scaled.compositions[case].rates == pytest.approx(
             fitted.rates | {"fresh_mb": 9 * fitted.rates["fresh_mb"]})
-
-
-def test_scaling_twice_is_scaling_once(measured, reference):
-    slow, slower = Host("1", 2, 50.0, 20.0, None), Host("1", 1, 25.0, 15.0, None)
-    once = transfer_cpu.scaled(reference, slower)
-    twice = transfer_cpu.scaled(transfer_cpu.scaled(reference, slow), slower)
-    assert _answers(twice, measured) == pytest.approx(_answers(once, measured))
-    assert twice.facts["threads"] == 1 and twice.facts["sweeps"] == []
-
-
-def test_what_was_measured_with_other_threads_is_not_shown_as_measured(reference):
-    (predictor,) = registry.for_devices([reference.device.removeprefix("cpu-")], "fp32")
-    other = replace(predictor, model=replace(predictor.model, facts=predictor.model.facts | {"threads": 1}))
-    assert [[one.measured_operators.empty, one.measured_networks.empty, np.isnan(steps.measured_step_ms(one, "W1", 64))]
-            for one in (predictor, other)] == [[False] * 3, [True] * 3]
-
-
-@pytest.mark.parametrize("count, within", [(60, 0.1), (8, 0.35)])
-def test_few_points_correct_a_scaled_model_by_what_the_scaling_left(count, within, swept, reference):
-    model = transfer_cpu.scaled(reference, Host("1", 2, 50.0, 20.0, None))
-    rows = swept[(swept["op"] == "linear") & (swept["pass"] == "forward")].head(300)
-    rows = rows.assign(latency_ms=1.8 * model.predict(rows)["predicted_ms"], verdict="stable")
-    tuned, unseen = fine_tuned(model, rows.head(count)), rows.tail(100)
-    assert np.median(np.abs(tuned.predict(unseen)["predicted_ms"] / unseen["latency_ms"] - 1)) < within
-    other = tuned.parts["memory forward"].correction.mean
-    assert 0.9 * np.log(1.8) < other < 1.1 * np.log(1.8)  # as the others err, as far as is known
 
 
 BASE = {f"{mode} {heap}": Composition({"sum_ms": 0.9, "moved_ms": 0.9, "fresh_mb": 0.25 * (heap == "default")},
@@ -292,48 +243,14 @@ def test_a_mode_with_one_network_keeps_its_composition_and_one_heap_calibrates_b
     assert corrected["infer default"].scores["n"] == 4
 
 
-def test_a_network_left_out_does_not_predict_itself():
-    rows = _networks(4, 1.0, noise=0.0)
-    odd = rows.assign(latency_ms=rows["latency_ms"] * np.where(rows["network"] == "n0", 3.0, 1.0))
-    own = calibrate_networks.left_one_out(BASE, odd).query("network == 'n0'")
-    assert (own["predicted_ms"] < 0.5 * own["latency_ms"]).all()
-
-
-def test_a_moment_left_out_shows_how_far_a_later_process_will_be_off():
-    rows = _networks(12, 1.0, noise=0.0)
-    rows["moment"] = rows["network"].str[1:].astype(int) % 2
-    slowed = rows.assign(latency_ms=rows["latency_ms"] * np.where(rows["moment"] == 1, 1.4, 1.0))
-    within, later = (np.log(calibrate_networks.left_one_out(BASE, visits)["predicted_ms"] / visits["latency_ms"]).abs().median()
-                     for visits in (slowed.assign(moment=0), slowed))
-    assert within == pytest.approx(np.log(1.4) / 2, abs=0.05) and later == pytest.approx(np.log(1.4), abs=0.05)
-
-
-def test_networks_at_moments_of_different_speed_tell_how_they_follow_the_kernel():
-    slowed = np.array([1.0, 3.0] * 6)
-    rows = pd.DataFrame({"network": [f"n{number // 2}" for number in range(12)], "mode": "infer", "batch_size": 8,
-                         "memory": "default", "verdict": "stable", "status": "ok", "latency_ms": 20 * slowed ** 0.8,
-                         "reference_ms": 0.3 * slowed})
-    usual, speed = calibrate_networks.at_usual_speed(rows, ProcessorSpeed(0.3, 0.45))
-    assert 0.7 < speed.elasticity < 0.8  # between what was measured and what operators do
-    assert np.ptp(np.log(usual["latency_ms"])) < 0.15
-
-
-@pytest.mark.parametrize("others, stolen, free", [(0.4, 0.0, 4), (2.0, 0.0, 4), (3.0, 1.0, 2), (9.0, 0.0, 1)])
-def test_cores_that_neighbours_hold_are_not_free(monkeypatch, others, stolen, free):
-    monkeypatch.setattr(load, "own_cores", lambda: range(6))
-    monkeypatch.setattr(load, "allowed_cores", lambda: range(4))
-    monkeypatch.setattr(load.LoadWatch, "reading", lambda self: load.Load(0.3, 0.0, others, stolen, 0.0))
-    assert load.free_cores(0.0) == free
-
-
 def test_advice_and_slots_have_fewer_threads_beside_a_busy_neighbour(home, monkeypatch):
     advice, of_gpu = (advice_on(device, "simple_cnn", 1, "3x28x28") for device in ("cpu", "t4"))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr(slots, "allowed_cores", lambda: [0, 1])
-    monkeypatch.setattr(load, "free_cores", lambda: 2)
+    monkeypatch.setattr(disturbance, "free_cores", lambda: 2)
     assert advise_text.cpu_load_note(advice, 2).startswith("The CPU's time is that of an idle machine with 2 threads")
     assert slots.slots_here(1)[0].threads == 2
-    monkeypatch.setattr(load, "free_cores", lambda: 1)
+    monkeypatch.setattr(disturbance, "free_cores", lambda: 1)
     note = advise_text.cpu_load_note(advice, 1)
     assert note.endswith("; others hold cores now: set OMP_NUM_THREADS=1 meanwhile.")
     for count in (1, 2):

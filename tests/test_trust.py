@@ -10,15 +10,15 @@ from torch import nn
 from lib.measure import archive
 from lib.predict import held_out as held_out_rows
 from lib.predict import registry
-from lib.predict.advice.query import Answer, CapturedQuery, Query
-from lib.predict.cards import card_errors, card_model, features, rows, whole_networks
+from lib.predict.advice.query import Answer, CapturedQuery
+from lib.predict.cards import card_errors, card_model, rows
 from lib.predict.cards.features import Condition
 from lib.predict.networks import architectures, work
-from lib.predict.networks import gains as cpu_gains
 from lib.predict.transfer_cpu import CALIBRATED
 from lib.predict.trust import errors, quote
 from lib.work import networks
 from lib.work.networks import Network
+from lib.work.run_config import RunConfig
 from tests import output_of, refusal, refused
 from tests.test_cards import EAGER, answered
 
@@ -92,14 +92,6 @@ def test_errors_of_networks_on_a_cpu_are_those_of_its_predictions(table, predict
     assert of(shown, what="networks")["n"].sum() == 2 * len(usable), "all, and each by its kind"
 
 
-def test_memory_is_judged_on_tensors_and_on_what_a_process_occupies(table):
-    unseen = of(errors.machine_networks(archive.machine_folder(CPU)), memory="default", mode="train", tuning=False)
-    unseen, shown = unseen[unseen["verdict"] != "unusable"], of(table, device=CPU, mode="train")
-    resident = one(shown, what="resident memory", condition="weights and tensors")["mape_pct"]
-    assert resident == pytest.approx((unseen["memory_mb"] / unseen["rss_mb"] - 1).abs().mean() * 100)
-    assert one(shown, what="memory of tensors")["mape_pct"] < 5 < resident
-
-
 @pytest.mark.parametrize("device", ["rtx-3090", "rtx-4090", "rtx-pro-6000-max-q"])
 def test_errors_by_kind_are_of_the_models_that_ship(device):
     """Both are written by models --train timm: of another training they would differ."""
@@ -115,57 +107,12 @@ def test_errors_by_kind_are_of_the_models_that_ship(device):
         assert part["mape"] @ part["n"] / fitted.scores["n"] == pytest.approx(fitted.scores["mape"], abs=0.05)
 
 
-def test_gains_of_cards_and_of_a_cpu_are_in_the_table(table):
-    shown, cpu_ways = of(table, what=errors.GAINS), cpu_gains.shipped()
-    is_cpu = shown["device"] == cpu_ways.machine
-    assert sorted(shown["mape_pct"][is_cpu]) == pytest.approx(
-        sorted(gain.scores["mape"] for gain in cpu_ways.ways.values()), rel=1e-4), "rows give the model's scores"
-    cards = pd.concat(card_errors.scores(device, errors.GAINS) for device in card_model.files_of_cards())
-    assert shown["mape_pct"][~is_cpu].tolist() == cards["mape"].tolist()
-
-
-def test_a_kind_of_many_has_an_interval_of_its_own_and_one_of_few_that_of_all():
-    fold, kind = np.arange(2000) % 5, np.array(["CNN", "hybrid"] * 999 + ["other"] * 2)
-    error = np.random.default_rng(1).normal(0, np.where(kind == "CNN", 0.05, 0.2))
-    half, halves = card_errors.intervals(pd.Series(error), pd.DataFrame({"fold": fold, "kind": kind}))
-    covered, together = np.abs(error) <= half, np.abs(error) <= card_errors.fold_halves(error, fold)
-    assert {name: halves[name] for name in halves if name != "all"} == pytest.approx(
-        {"CNN": 1.645 * 0.05, "hybrid": 1.645 * 0.2}, rel=0.1)
-    assert all(87 < covered[kind == name].mean() * 100 < 93 for name in ("CNN", "hybrid"))
-    assert together[kind == "CNN"].mean() > 0.98 and together[kind == "hybrid"].mean() < 0.85
-
-
-def test_the_interval_of_an_answer_is_that_of_its_kind():
-    card, of_all = card_model.of_device("rtx-4090"), card_model.of_device("rtx-4090").conditions[EAGER].half
-    of_hybrids = card_errors.half_of("rtx-4090", EAGER, "hybrid")
-    for build, half in ((mixer, of_all), (lambda: Attention(8), of_hybrids)):
-        kernels = rows.of_network(network_of(build))
-        answer = whole_networks.answer(card, kernels, 256, EAGER)
-        expected = card.conditions[EAGER].predict(features.terms(kernels, 256.0, card.chip, EAGER), 256, half)
-        assert (answer.predicted_ms, answer.low_ms, answer.high_ms) == pytest.approx(expected)
-    assert of_hybrids != of_all
-
-
 @pytest.mark.parametrize("name, message", [("final.csv", "lacks the columns"), ("rtx-4090.parquet", "rtx-4090.parquet")])
 def test_a_damaged_table_is_one_line(name, message, tmp_path, monkeypatch):
     (tmp_path / name).write_text("device,mape\nrtx-4090,3\n")
     monkeypatch.setattr(card_model, "FOLDER", tmp_path)
     with refused(message):
         list(errors.of_final_set() if "final" in name else errors.scores_of_card(card_model.of_device("rtx-4090", SHIPPED)))
-
-
-def test_the_final_set_and_cards_left_out_are_in_the_table_as_they_fell(table):
-    final, shown = pd.read_csv(SHIPPED / "final.csv"), of(table, what=errors.FINAL)
-    assert shown[["mape_pct", "coverage_pct"]].to_numpy().tolist() == final[["mape", "coverage"]].to_numpy().tolist()
-    for what, kinds in ((errors.NEW_CARDS, {"all"}), (errors.CORRECTED_CARDS, {f"{n} of its networks" for n in (10, 20, 50)})):
-        shown = of(table, what=what)
-        assert shown["mape_pct"].tolist() == card_errors.scores(card_model.ANY, what)["mape"].tolist()
-        assert set(shown["kind"]) == kinds
-
-
-def test_parts_of_models_of_operators_have_their_scores(table):
-    scores = registry.load(registry.SHIPPED / "t4_fp32.json.gz").parts["convolution forward"].scores
-    assert one(table, device="t4", kind="convolution")["mape_pct"] == scores["mape"]
 
 
 def test_an_answer_of_a_card_quotes_its_kind_and_condition(table):
@@ -188,7 +135,7 @@ def gpu(device, dtype):
 
 def quoted(predictor, *query, **more):
     """Return what is quoted beside the answer to a query."""
-    return quote.quote(Answer(CapturedQuery(Query(*query, **more)), predictor))
+    return quote.quote(Answer(CapturedQuery(RunConfig(*query, **more)), predictor))
 
 
 @pytest.mark.parametrize("model, mode, batch, words", [
@@ -226,16 +173,6 @@ def test_an_answer_of_kernels_quotes_its_operators_by_their_share_of_the_time():
     assert "(by any-gpu): MAPE" in quoted(gpu("h100-sxm", "fp32"), "resnet50", 8).words
 
 
-def test_what_a_sibling_answers_for_has_the_errors_on_gpus_left_out():
-    """The L40S errs little on its own unseen shapes; those are not the RTX 4090's."""
-    own, other = (gpu(device, "bf16").model for device in ("l40s", "rtx-4090"))
-    any_gpu = registry.load(registry.model_files(shipped=True)["any-gpu", "bf16"])
-    mine, borrowed = (model.parts["gemm forward"].scores for model in (own, other))
-    assert mine["mape"] < borrowed["mape"]
-    assert borrowed == any_gpu.parts["gemm forward"].scores
-    assert errors.of_part(other, "gemm forward")["left_out"] == "GPUs, one after another"
-
-
 def test_each_question_that_people_ask_has_a_grade_by_its_mean_error(table):
     """Means are over devices and conditions, by their numbers of predictions."""
     graded = errors.graded(table).set_index("answer to")
@@ -247,7 +184,8 @@ def test_each_question_that_people_ask_has_a_grade_by_its_mean_error(table):
     assert graded.loc["a whole training step on a measured CPU", "mean error %"] == pytest.approx(expected)
 
 
-def test_the_verb_prints_the_errors_and_trains_nothing_beside():
+def test_the_verb_prints_the_errors_and_trains_nothing_beside(table, monkeypatch):
+    monkeypatch.setattr(errors, "table", lambda *_: table)  # which takes seconds
     lines = output_of("models", "--errors", "--all").splitlines()
     assert lines[0].split()[:4] == ["device", "what", "kind", "mode"] and len(lines) > 40
     short = output_of("models", "--errors")

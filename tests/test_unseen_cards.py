@@ -24,6 +24,7 @@ from lib.predict.cards import (
 )
 from lib.predict.operators.features_gpu import Chip
 from lib.work import networks
+from lib.work.run_config import RunConfig
 from tests import advice_on, output_of, refusal, refused
 from tests.test_cards import EAGER, VENDORS, advised, answered, of_card
 from tests.test_own_models import COMMITTED
@@ -118,7 +119,7 @@ def test_advise_answers_for_a_card_that_no_network_was_measured_on():
     assert answer["source"] == "zero-shot from networks on rtx-4090, rtx-pro-6000-max-q"
     assert answer["predicted_ms"] < measured["predicted_ms"], "more of everything"
     shared = card_model.of_device(card_model.ANY)
-    mape = shared.conditions[whole_networks.condition_of(shared, "fp16")].scores["mape"]
+    mape = shared.conditions[whole_networks.condition_of(shared, RunConfig(dtype="fp16"))].scores["mape"]
     assert answer["held_out"].startswith("it learned from no network on this card; all networks on any-card")
     assert f"MAPE {mape:.1f} %" in answer["held_out"]
     assert "left out: each of rtx-3090, rtx-4090, rtx-pro-6000-max-q, and families of timm" in answer["held_out"]
@@ -223,7 +224,7 @@ def test_a_card_is_answered_from_others_under_conditions_that_it_was_not_measure
     row, shared = answered("rtx-3090", compiled=True), card_model.of_device(card_model.ANY)
     assert row["source"] == "zero-shot from networks on rtx-4090, rtx-pro-6000-max-q"
     assert row["held_out"].startswith("it learned from no network on this card; all networks on any-card, infer, compiled")
-    half = shared.conditions[whole_networks.condition_of(shared, "fp16", compiled=True)].half
+    half = shared.conditions[whole_networks.condition_of(shared, RunConfig(dtype="fp16", compiled=True))].half
     assert row["high_ms"] / row["predicted_ms"] > np.exp(half)
     eager, own = answered("rtx-3090"), card_model.load_for("rtx-3090")
     assert eager["source"] == "learned from whole networks"

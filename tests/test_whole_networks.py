@@ -4,7 +4,7 @@ import pytest
 
 from lib import paths, store
 from lib.predict.published import timm
-from tests import output_of, refusal, refused
+from tests import output_of, refused
 
 NAME, TRAINING = "benchmark-infer-amp-nhwc-pt240-cu124-rtx4090-dynamo.csv", "benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv"
 HEADER = ("model,module,infer_img_size,infer_samples_per_sec,infer_step_time,infer_batch_size,param_count,infer_gmacs,"
@@ -50,11 +50,6 @@ def test_what_is_no_such_table_is_refused_in_one_line(tmp_path, name, text, mess
     (tmp_path / name).write_text(text)
     with refused(message):
         timm.read(tmp_path / name)
-
-
-def test_a_folder_without_tables_is_refused(tmp_path):
-    for path, message in ((tmp_path, "has no benchmark"), (tmp_path / "none", "is missing")):
-        assert message in refusal("import", "timm", path)
 
 
 def test_networks_that_failed_there_are_left_out(tmp_path):

@@ -4,8 +4,8 @@ import gc
 from contextlib import ExitStack
 
 from lib.measure import machine
+from lib.measure.disturbance import GpuUse
 from lib.measure.energy.trace import NOT_MEASURED
-from lib.measure.gpus.watch import GpuUse
 from lib.work.graph import spaces
 
 SWEEPS = spaces.load_sweeps()

@@ -4,7 +4,7 @@ import argparse
 
 from lib import paths
 from lib.cli.options import a_path, add_verb, flag, folder_name, new_file, note, option
-from lib.errors import InputError
+from lib.errors import InputError, choices
 
 KINDS = ("neusight", "pytorch-scheduler", "aiconfigurator", "timm")
 
@@ -24,14 +24,13 @@ def _medmnist(options: argparse.Namespace) -> bool:
         medmnist_files.published(name, size)
     failed = False
     for name, size in pairs:
-        path = medmnist_files.located(name, size)
         try:
             if options.action == "fetch":
-                medmnist_files.fetch(name, size)
-            counts = medmnist_files.check_file(path, name, size)
-            official = medmnist_files.is_official(path, name, size)
-            print(f"{path}: {counts}, "
-                  f"{'official' if official else 'NOT the official file (MD5 differs)'}")
+                path = medmnist_files.fetch(name, size)
+            else:
+                path = medmnist_files.located(name, size)
+                medmnist_files.check_md5(path, name, size)
+            print(f"{path}: {choices(medmnist_files.facts(name).samples)} samples, official")
         except InputError as error:
             failed = True
             note(f"error: {error}")

@@ -4,15 +4,13 @@ import argparse
 
 from lib.cli.options import a_path, add_verb, flag, note, option
 from lib.errors import InputError, entry, printable
-from lib.progress import doing
 
 
 def _finetune(options: argparse.Namespace) -> int:
-    with doing("loading torch and transformers"):
-        from lib.config.base import load
-        from lib.finetune.config import TrainConfig, load_configs
-        from lib.finetune.finetune import finetune
-        from lib.work.distributed import process_count
+    from lib.config.base import load
+    from lib.finetune.config import TrainConfig, load_configs
+    from lib.finetune.finetune import finetune
+    from lib.work.distributed import process_count
 
     if (options.name is None) == (options.config is None):
         raise InputError("name a config of params/training.yaml, or all of them by all, "

@@ -124,8 +124,7 @@ def _predict(options: argparse.Namespace) -> None:
     if target.is_dir() or target.resolve() == options.trt_engine_path.resolve():
         raise InputError(f"{target} is a folder or the engine; --result-csv-path names a table")
     rows = predict_engine(engine, _models(options), options.device, options.strict)
-    write = files.create if files.is_stream(target) else files.replace
-    write(target, rows.to_csv(index=False).encode())
+    files.replace(target, rows.to_csv(index=False).encode())
     total = network_total(rows)
     power = "power not known"
     if total["energy_mj"] > 0:

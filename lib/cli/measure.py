@@ -60,7 +60,7 @@ def _networks(options: argparse.Namespace) -> bool:
     device = options.device if options.dry_run else str(machine.device(options.device))
     cases = campaign.on_device(campaign.cases(plan, options.models), device)
     if options.dry_run:
-        print("\n".join(f"{case.words}, memory {memory}" for case, memory in cases))
+        print("\n".join(f"{config.label}, memory {memory}" for config, memory in cases))
         return False
     rounds, folder = options.rounds or plan.rounds, paths.NETWORKS / options.name
     energy_s = plan.energy_s if options.energy_s is None else options.energy_s
@@ -92,9 +92,9 @@ def add(verbs) -> None:
     actions = measure.add_subparsers(dest="action", required=True, metavar="action")
     _add_networks(actions)
     _add_matrix(actions)
-    verb = add_verb(verbs, "compare", "two measured runs, sweeps or matrix environments: is B "
+    verb = add_verb(verbs, "compare", "two measured sweeps or matrix environments: is B "
                     "faster, slower or the same", _compare)
-    option(verb, "a", "a run id, a sweep, an environment, or a file or folder of one", a_path)
+    option(verb, "a", "a sweep, an environment, or a file or folder of one", a_path)
     option(verb, "b", "another of the same kind", a_path)
     option(verb, "--threshold", "share up to which times are the same", number(most=0.99), 0.03)
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from lib import paths
 from lib.cli.options import a_path, add_verb, flag, new_file, note, number, option, whole
-from lib.errors import InputError, choices, printable
+from lib.errors import InputError, choices
 from lib.names import known
-from lib.progress import doing
+from lib.work.runtimes import RUNTIMES
 
 _BUDGET_S = 120.0  # of calibrate
 _PATIENCE_S = 2.0  # for a quiet machine, before its ceilings are measured
@@ -24,7 +24,7 @@ def _with_ceilings(options: argparse.Namespace, ask: Callable[[], Any], dtype: s
     import torch
 
     from lib import locks
-    from lib.measure import load
+    from lib.measure import disturbance
     from lib.measure.statistics import STABLE
     from lib.predict import registry, transfer_cpu
 
@@ -33,7 +33,7 @@ def _with_ceilings(options: argparse.Namespace, ask: Callable[[], Any], dtype: s
     if cpu is None or not cpu.is_unscaled:
         return answer
     threads = torch.get_num_threads()
-    beside = load.wait_for_quiet(threads, _PATIENCE_S)
+    beside = disturbance.wait_for_quiet(threads, _PATIENCE_S)
     if beside.verdict(threads) != STABLE:
         note("the ceilings of this CPU are not measured now, and the answer is not scaled to it: "
              f"{beside.words()}")
@@ -54,15 +54,20 @@ def _as_json(rows: list) -> str:
     return json.dumps(advise_text.plain(rows), indent=1, allow_nan=False)
 
 
-def _query(options: argparse.Namespace) -> Any:
-    from lib.predict.advice.query import Query
+def _run_config(options: argparse.Namespace) -> Any:
+    from lib.work.run_config import RunConfig
 
-    return Query(
-        model=options.model, batch_size=options.batch_size, mode=options.mode, dtype=options.dtype,
+    return RunConfig(
+        options.model, batch_size=options.batch_size, mode=options.mode, dtype=options.dtype,
         layout="channels_last" if options.channels_last else "contiguous", gpus=options.gpus,
         parallel=options.parallel, runtime=options.runtime, threads=options.threads,
-        instances=options.instances, input_shape=options.input_size, compiled=options.compile,
-        power_limit_w=options.power_limit)
+        instances=options.instances, input_shape=options.input_size, compiled=options.compile)
+
+
+def _device_condition(options: argparse.Namespace) -> Any:
+    from lib.work.run_config import DeviceCondition
+
+    return DeviceCondition(power_limit_w=options.power_limit)
 
 
 def _advise(options: argparse.Namespace) -> bool:
@@ -72,31 +77,31 @@ def _advise(options: argparse.Namespace) -> bool:
         raise InputError("advise takes a network, or --questions FILE.csv and --output")
     if options.output:
         raise InputError("--output is of --questions; an answer about one network is printed")
-    with doing("loading torch"):
-        from lib.measure import load, speed_history
-        from lib.predict.advice import advise, advise_text, snippets, suggestions
+    from lib.measure import disturbance
+    from lib.measure.reference_kernel import kernel_now
+    from lib.predict.advice import advise, advise_text, snippets, suggestions
 
     if options.code:
-        print(snippets.snippet(_query(options)))
+        print(snippets.snippet(_run_config(options)))
         return False
     in_full = not options.json and (options.explain or options.verify)
 
     def ask() -> advise.Advice:
-        with doing(f"capturing {printable(options.model)} and predicting"):
-            return advise.advise(_query(options), options.device, crossovers=in_full)
+        return advise.advise(_run_config(options), options.device, in_full,
+                             _device_condition(options))
 
-    watch = load.LoadWatch()
+    watch = disturbance.LoadWatch()
     advice = _with_ceilings(options, ask)
-    free_cores = load.cores_left(watch.reading())
-    speed = speed_history.look() if advice.of("cpu") and not options.no_ceilings else None
-    cpu_load, measured = advise_text.cpu_load_note(advice, free_cores, speed), None
+    free_cores = disturbance.cores_left(watch.reading())
+    kernel = kernel_now() if advice.of("cpu") and not options.no_ceilings else None
+    cpu_load, measured = advise_text.cpu_load_note(advice, free_cores, kernel), None
     if in_full:
         print(advise_text.text(advice), *filter(None, [cpu_load]), sep="\n", flush=True)
     changes = suggestions.suggestions(advice) if options.verify or not options.json else []
     if options.verify:  # output of users' code goes to stderr
         measured = suggestions.verified(advice, changes)
     if options.json:
-        print(_as_json(advise_text.records(advice, measured, cpu_load, speed)))
+        print(_as_json(advise_text.records(advice, measured, cpu_load, kernel)))
     elif not in_full:
         print(advise_text.screen(advice, changes, cpu_load))
     else:
@@ -115,11 +120,12 @@ def _answer_questions(options: argparse.Namespace) -> bool:
     if options.model or options.verify:
         raise InputError("--questions is asked without a network and without --verify: each row "
                          "names its own")
-    rows = questions.read(options.questions, _query(options), options.device)
+    rows = questions.read(options.questions, _run_config(options), options.device)
     options.device = []
     if all(question.device for question in rows):
         options.device = sorted({question.device for question in rows})
-    table = _with_ceilings(options, lambda: questions.answer(rows))
+    condition = _device_condition(options)
+    table = _with_ceilings(options, lambda: questions.answer(rows, condition=condition))
     note(questions.summary(table))
     if options.output:
         print(files.create(options.output, table.to_csv(index=False).encode()))
@@ -288,8 +294,7 @@ def _add_advise(verbs) -> None:
     option(verb, "--mode", default="infer", choices=("infer", "train"))
     flag(verb, "--channels-last", "memory layout of images, of cards and of this CPU")
     flag(verb, "--compile", "compiled by torch.compile")
-    option(verb, "--runtime", "of this CPU", default="torch",
-           choices=("torch", "onnxruntime", "openvino"))
+    option(verb, "--runtime", "of this CPU", default="torch", choices=tuple(RUNTIMES))
     option(verb, "--threads", "per process on this CPU (default: all cores)", whole(0), 0)
     option(verb, "--instances", "processes side by side on this CPU", whole(1), 1)
     flag(verb, "--code", "print a program that runs the network so, to paste and run")

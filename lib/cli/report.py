@@ -31,18 +31,13 @@ def _run(options: argparse.Namespace) -> bool:
 
     if options.page:
         return _written(paths.EXECUTED)
-    jobs, devices, folder = _planned(options)
+    jobs, folder = _planned(options)
     if options.dry_run:
         print("\n".join(job.command for job in jobs))
         return False
     replayed = options.check or options.source == "replay"
     targets = [folder / f"{job.stem}.ipynb" for job in jobs]
     with locks.writers(targets, 0.0):  # until the page is built of them
-        if options.report and not replayed:
-            from lib.measure import machine
-
-            if cards := machine.overlooked(devices):
-                note(cards)
         output = paths.REPORT / "replayed" if options.check else None
         outcomes = report.run(jobs, folder, output, usable_cores() if replayed else 1)
         failed = any(outcome.status != "ok" for outcome in outcomes)
@@ -53,8 +48,8 @@ def _run(options: argparse.Namespace) -> bool:
     return failed
 
 
-def _planned(options: argparse.Namespace) -> tuple[list, list[str], Path]:
-    """Return the jobs of the chosen notebooks, their devices, and the folder of their results."""
+def _planned(options: argparse.Namespace) -> tuple[list, Path]:
+    """Return the jobs of the chosen notebooks and the folder of their results."""
     from lib import report
     from lib.config import definitions
 
@@ -72,7 +67,7 @@ def _planned(options: argparse.Namespace) -> tuple[list, list[str], Path]:
     shown = folder.relative_to(paths.ROOT) if folder.is_relative_to(paths.ROOT) else folder
     jobs = report.plan(options.full, options.names, workloads, devices, extra,
                        {"source": source, "executed": str(shown)})
-    return jobs, devices, folder
+    return jobs, folder
 
 
 def _compared(folder: Path, outcomes: list, accept: bool) -> bool:

@@ -44,7 +44,6 @@ def some(kind: Any) -> Any:
     return Annotated[tuple[kind, ...], Field(min_length=1)]
 
 
-Source = Literal["measure", "replay"]
 Count = whole(0)
 Positive = whole(1)
 Threads = whole(0, 1024)
@@ -115,14 +114,6 @@ def build(model: type[Strict], values: Mapping[str, Any], where: str) -> Any:
     """
     try:
         return model(**values)
-    except ValidationError as error:
-        raise InputError(error_line(error, where, model.model_fields)) from None
-
-
-def parse(model: type[BaseModel], text: bytes, where: str) -> Any:
-    """Build ``model`` from JSON; InputError as ``build`` raises it."""
-    try:
-        return model.model_validate_json(text)
     except ValidationError as error:
         raise InputError(error_line(error, where, model.model_fields)) from None
 

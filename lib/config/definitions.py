@@ -1,6 +1,6 @@
 """Definitions that people edit beside the workloads: vendors' devices, the run matrix, counters, scheduling scenarios."""
 
-from functools import cache, lru_cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -8,13 +8,12 @@ from pydantic import Field
 
 from lib import paths
 from lib.config.base import NUMBER, Count, Positive, Strict, build, load, load_yaml, mapping, number, some, text, whole
-from lib.config.notebooks import ProfileParams, notebook_model
 from lib.errors import InputError, choices, entry
+from lib.files import until_changed
 from lib.names import words
 
 Dtype = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
 Rate = Annotated[float, NUMBER, Field(gt=0, lt=1e8)]
-TORCH, ONNXRUNTIME, OPENVINO = RUNTIMES = ("torch", "onnxruntime", "openvino")  # what runs networks; torch may compile them
 
 
 class VendorDevice(Strict):
@@ -133,13 +132,10 @@ def table(path: Path, key: str, model: type[Strict], named: str = "id", beside: 
 
 def load_devices(path: Path = paths.PARAMS / "devices.yaml") -> dict[str, VendorDevice]:
     """Read the vendors' devices, id to definition, once as their file stands; InputError names it and the wrong entry."""
-    state = path.stat() if path.is_file() else None  # reading it says what is wrong
-    return dict(_devices(path, *((state.st_mtime_ns, state.st_size) if state else ())))
+    return dict(_devices(path) if path.is_file() else table(path, "devices", VendorDevice))
 
 
-@lru_cache(maxsize=4)
-def _devices(path: Path, *_: int) -> dict[str, VendorDevice]:
-    return table(path, "devices", VendorDevice)
+_devices = until_changed(partial(table, key="devices", model=VendorDevice))
 
 
 def vendor_device(device_id: str) -> VendorDevice:
@@ -189,6 +185,8 @@ def load_metrics(path: Path = paths.PARAMS / "nsight_metrics.yaml") -> dict[str,
 
 def load_matrix(path: Path = paths.PARAMS / "matrix.yaml") -> Matrix:
     """Read the run matrix; every set of options is checked as parameters of a profiled run."""
+    from lib.config.notebooks import ProfileParams  # reads the notebooks, which few verbs need
+
     matrix = load(Matrix, path)
     for backend, grid in matrix.grids.items():
         build(ProfileParams, {**matrix.options, **grid.options}, f"{path}: options of {backend}")
@@ -219,7 +217,7 @@ class NetworkSet(Strict):
     dtypes: tuple[Literal["fp32", "bf16", "fp16", "int8"], ...] = ("fp32",)
     layouts: tuple[Literal["contiguous", "channels_last"], ...] = ("contiguous",)
     compiled: tuple[bool, ...] = (False,)
-    runtimes: tuple[Literal[*RUNTIMES], ...] = RUNTIMES[:1]
+    runtimes: tuple[str, ...] = ("torch",)
     threads: tuple[whole(0, 4096), ...] = (0,)
     instances: tuple[Positive, ...] = (1,)
     every: Positive = 1
@@ -278,6 +276,8 @@ def workload(workload_id: str) -> Workload:
 
 def load_report_plan(path: Path = paths.PARAMS / "report.yaml") -> ReportPlan:
     """Read the plan of the report; each parameter set is checked against its notebook's class."""
+    from lib.config.notebooks import notebook_model
+
     plan = load(ReportPlan, path)
     for section in plan.sections:
         for name in ("quick", "full"):

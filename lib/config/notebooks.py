@@ -1,164 +1,77 @@
-"""Typed parameters of the notebooks and typed definitions from ``params/*.yaml``; errors list the choices."""
+"""Parameters of the notebooks: declared in their parameters cells, limited here.
 
+A parameters cell (``name: type = literal  # meaning, unit``) is the only statement of a parameter's
+name, type, default and meaning. What a type cannot say stands here: choices, ranges, formats.
+"""
+
+import ast
+import json
 import re
-import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, JsonValue, RootModel, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, create_model, field_validator, model_validator
 
-from lib import paths
-from lib.config.base import Seed, Source, Strict, Threads, build, load_yaml, mapping, number, parse, text, whole
-from lib.errors import InputError, entry
+from lib import paths, store
+from lib.config.base import Strict, build, load_yaml, mapping, number, text, whole
+from lib.errors import InputError, choices, entry, refused
 from lib.files import NAME
 from lib.names import known
 
+KEYS_MIME = "application/vnd.lib.keys+json"  # type of the output with a notebook's key numbers
 _DEVICE = r"(auto|cpu|mps|cuda(:\d{1,3})?)"
-_NO_TEXT = ("Cc", "Cs", "Zl", "Zp")  # categories of control characters, half characters, breaks of lines
-_LONGEST = 1000
+_LONGEST, _LARGEST = 1000, 2**32 - 1  # characters of a text, and any number
+NOTEBOOKS: dict[str, type[Strict]] = {}  # of all notebooks, in their order
+_TYPES = {"str": str, "int": int, "float": float, "bool": bool}
 
 
 def _spelled(value: Any) -> Any:
-    """Spell devices as here (GPU is cuda) and remove spaces beside commas; what is no text is refused later."""
+    """Spell devices as here (GPU is cuda) and remove blanks around commas."""
     usual = ("all", "auto", "cpu", "mps", "cuda")
-    return ",".join(known(name.strip(), usual) for name in value.split(",")) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return ",".join(known(name.strip(), usual) for name in value.split(","))
+    return value  # refused later
 
 
-Device = Annotated[str, BeforeValidator(_spelled), Field(pattern=f"^{_DEVICE}$")]
-Devices = Annotated[str, BeforeValidator(_spelled), Field(pattern=f"^(all|{_DEVICE}(,{_DEVICE})*)$")]
-Names = Annotated[str, BeforeValidator(_spelled), Field(pattern=r"^[^,]+(,[^,]+)*$")]
-MachineName = text(r"^([A-Za-z0-9][A-Za-z0-9._-]{0,209})?$")
-FolderName = text(rf"^({NAME})?$")
-RunFolder = text(r"^(([A-Za-z0-9_][A-Za-z0-9._@-]{0,219}/)?[A-Za-z0-9_][A-Za-z0-9._@-]{0,219})?$")
-Shape = text(r"^([0-9]{1,6}(x[0-9]{1,6}){2,3})?$")  # such as 3x224x224
-BatchSize = whole(0, 1_000_000)
-Batches = whole(0, 1_000_000_000)
+def _names(pattern: str) -> Any:
+    return Annotated[str, BeforeValidator(_spelled), Field(pattern=pattern)]
 
 
-class Sourced(Strict):
-    """Parameters that every notebook has: measure here, or replay the data of a reference machine.
+Device, Devices = _names(f"^{_DEVICE}$"), _names(f"^(all|{_DEVICE}(,{_DEVICE})*)$")
+Names = _names(r"^[^,]+(,[^,]+)*$")
+Folder = text(rf"^({NAME})?$")
+_RUN = r"[A-Za-z0-9_][A-Za-z0-9._@-]{0,219}"
+RunFolder = text(rf"^(({_RUN}/)?{_RUN})?$")  # DATASET/RUN
+_LIMITS = {  # of parameters that several notebooks have
+    "source": Literal["measure", "replay"],
+    "reference": text(r"^([A-Za-z0-9][A-Za-z0-9._-]{0,209})?$"),
+    "device": Device, "threads": whole(0, 1024), "models": Names, "mode": Literal["infer", "train"],
+    "dtype": Literal["fp32", "bf16", "fp16"],
+    "input_shape": text(r"^([0-9]{1,6}(x[0-9]{1,6}){2,3})?$")}
 
-    Whatever is text is one line of bounded length.
-    """
 
-    source: Source = "measure"
-    reference: MachineName = ""
+class NotebookParams(Strict):
+    """Parameters of a notebook: numbers are not negative, texts are one printable line."""
 
     @field_validator("*")
     @classmethod
-    def _one_line(cls, value: Any) -> Any:
-        if isinstance(value, str) and (len(value) > _LONGEST or any(unicodedata.category(sign) in _NO_TEXT for sign in value)):
+    def _bounded(cls, value: Any) -> Any:
+        if isinstance(value, str) and (len(value) > _LONGEST or not value.isprintable()):
             raise ValueError(f"must be one line of at most {_LONGEST} characters")
+        if isinstance(value, int | float) and not 0 <= value <= _LARGEST:
+            raise ValueError(f"must be from 0 to {_LARGEST}")
         return value
 
 
-def _names(text: str) -> list[str]:
-    """Return names with commas between them in order, each once."""
-    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-
-
-class SummaryParams(Sourced):
-    """Parameters of ``00_summary``."""
-
-    executed: str = ""
-
-
-class MachineParams(Sourced):
-    """Parameters of ``01_machine``."""
-
-    device: Device = "auto"
-    budget_s: number(1, 3600) = 15.0
-    gemm_max: whole(0, 32768) = 0
-    triad_max_mb: number(0, 65536) = 0.0
-    threads: Threads = 0
-
-
-class ProfileParams(Sourced):
-    """Parameters of ``02_profile`` and of one profiled run."""
-
-    workload: str = "W1"
-    model: str = ""
-    folder: str = ""
-    device: Device = "auto"
-    data_source: Literal["auto", "medmnist", "synthetic", "imagefolder"] = "auto"
-    resolution: Literal["native", "resized"] = "native"
-    batch_size: BatchSize = 0
-    epochs: whole(1, 1_000_000) = 1
-    warmup_iters: Batches = 5
-    warmup_s: number(0, 600) = 4.0
-    iters: Batches = 30
-    budget_s: number(0, 1e6) = 24.0
-    profile: bool = True
-    precision: Literal["fp32", "bf16", "fp16", "amp"] = "fp32"
-    lr: number(above=0, most=10) = 1e-3
-    optimizer: Literal["adam", "sgd"] = "adam"
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    weight_decay: number(0, 1) = 1e-4
-    channels_last: bool = False
-    grad_accum_steps: whole(1, 1_000_000) = 1
-    num_workers: whole(0, 256) = 0
-    pin_memory: bool = False
-    prefetch_factor: whole(0, 1000) = 0
-    augment: bool = False
-    random_crop: bool = False
-    deterministic: bool = False
-    cudnn_benchmark: bool = False
-    nvtx: bool = False
-    threads: Threads = 0
-    seed: Seed = 42
-    label: str = ""
-
-
-class SweepParams(Sourced):
-    """Parameters of ``03_sweep`` and of one sweep."""
-
-    op: Names = "conv2d"
-    grid: str = ""
-    device: Devices = "auto"
-    budget_s: number(0, 1e6) = 30.0
-    count: Batches = 0
-    rounds: whole(1, 100) = 5
-    visit_ms: number(1, 10_000) = 20.0
-    energy_s: number(0, 600) = 0.0
-    latency_type: Literal["kernel", "end_to_end", "both"] = "kernel"
-    cache: Literal["warm", "cold", "both"] = "warm"
-    dtype: Literal["fp64", "fp32", "bf16", "fp16", "complex64"] = "fp32"
-    shard: text(r"^[0-9]{1,6}/[0-9]{1,6}$") = "0/1"
-    threads: Threads = 0
-    timeout_s: number(above=0, most=1e5) = 60.0
-    patience_s: number(0, 3600) = 10.0
-    memory_share: number(above=0, most=1) = 0.5
-    seed: Seed = 0
-    name: FolderName = ""
-    merge: str = ""
-
+class _Sweep(NotebookParams):
     @property
     def ops(self) -> list[str]:
-        """Return the operator families, each once; ``all`` are those that params/sweeps.yaml has a space for."""
+        """Return the operator families, each once; ``all``: those of params/sweeps.yaml."""
         if self.op == "all":
             path = paths.PARAMS / "sweeps.yaml"
-            names = list(mapping(mapping(load_yaml(path), path).get("spaces"), f"{path}: spaces"))
-            if not names:
-                raise InputError(f"{path}: spaces is empty; op = 'all' needs one")
-            return names
-        return _names(self.op)
-
-    @field_validator("shard")
-    @classmethod
-    def _below(cls, shard: str) -> str:
-        number, of = shard.split("/")
-        if int(number) >= int(of):
-            raise ValueError("must be i/n with i below n, such as 0/8 to 7/8")
-        return shard
-
-    @field_validator("device")
-    @classmethod
-    def _each_once(cls, device: str) -> str:
-        names = ["cuda:0" if name == "cuda" else name for name in device.split(",")]
-        if len(set(names)) < len(names):
-            raise ValueError("names a device twice")
-        return device
+            return list(mapping(mapping(load_yaml(path), path).get("spaces"), f"{path}: spaces"))
+        return list(dict.fromkeys(self.op.split(",")))
 
     @property
     def shard_pair(self) -> tuple[int, int]:
@@ -166,110 +79,77 @@ class SweepParams(Sourced):
         number, of = self.shard.split("/")
         return int(number), int(of)
 
-
-class RooflineParams(Sourced):
-    """Parameters of ``05_roofline``."""
-
-    device: Device = "auto"
-    models: Names = "resnet50,vgg16,mobilenet_v2"
-    batch_size: whole(1, 1_000_000) = 1
-    dtype: Literal["fp64", "fp32", "bf16", "fp16"] = "fp32"
-    budget_s: number(0, 3600) = 20.0
-    vendor: str = ""
-    nsight: str = ""
-
-
-class ComplexityParams(Sourced):
-    """Parameters of ``04_complexity``."""
-
-    models: str = "W1,W2,W3,W4,W5,W6,W7,resnet50,vgg16,mobilenet_v2"
-    input_shape: Shape = ""
-    batch_sizes: text(r"^[1-9][0-9]{0,5}( *, *[1-9][0-9]{0,5})*$") = "1,8,32"
-    detail: str = ""
-
-    @field_validator("models")
+    @field_validator("shard", check_fields=False)
     @classmethod
-    def _some(cls, models: str) -> str:
-        if not _names(models):
-            raise ValueError("is empty; name some with commas, such as W1,resnet50,mymodule:Class")
-        return models
-
-    @field_validator("detail")
-    @classmethod
-    def _listed(cls, detail: str, info: ValidationInfo) -> str:
-        if detail and detail not in _names(models := info.data.get("models", detail)):
-            raise ValueError(f"is not among the models {models}")
-        return detail
-
-    @property
-    def names(self) -> list[str]:
-        """Return the models in order, each once."""
-        return _names(self.models)
-
-    @property
-    def sizes(self) -> list[int]:
-        """Return the batch sizes, each once, the smallest first."""
-        return sorted({int(size) for size in self.batch_sizes.split(",")})
+    def _below(cls, shard: str) -> str:
+        number, of = shard.split("/")
+        if int(number) >= int(of):
+            raise ValueError("must be i/n with i below n, such as 0/8 to 7/8")
+        return shard
 
 
-class CostModelParams(Sourced):
-    """Parameters of ``06_cost_model``."""
-
-    model: Annotated[str, Field(min_length=1)] = "resnet50"
-    input_shape: Shape = ""
-    batch_size: BatchSize = 16
-    mode: Literal["infer", "train"] = "infer"
-    dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    verify: bool = False
+class _Complexity(NotebookParams):
+    @model_validator(mode="after")
+    def _listed(self) -> Self:
+        if self.detail and self.detail not in self.models.split(","):
+            raise ValueError(f"detail = {self.detail!r} is not among the models {self.models}")
+        return self
 
 
-class SchedulerParams(Sourced):
-    """Parameters of ``07_scheduler_eval``."""
+def declared(notebook: str) -> dict[str, tuple[type, Any]]:
+    """Return type and default of each parameter of a notebook, by name, in order.
 
-    scenarios: Names = "one_gpu,large_gpu,mixed,cards"
-    count: whole(10, 20_000) = 120
-    seeds: whole(1, 100) = 5
-    few: whole(1, 100) = 2
-    arriving: whole(100, 100_000) = 400
-    jobs: str = ""
-    workloads: Names = "W1,W6"
-    real: whole(2, 1000) = 6
-    job_s: number(0.5, 3600) = 1.5
-
-    @property
-    def names(self) -> list[str]:
-        """Return the scenarios, each once."""
-        return _names(self.scenarios)
+    Raises InputError for a notebook without a parameters cell, and for a line of another form.
+    """
+    path, parameters = paths.NOTEBOOKS / f"{notebook}.ipynb", {}
+    cells = [cell for cell in store.read_json(path)["cells"]
+             if "parameters" in cell["metadata"].get("tags", ())]
+    if not cells:
+        raise InputError(f"{path}: no cell has the tag 'parameters'")
+    with refused(f"{path}: a parameter is declared as 'name: type = literal  # meaning': "):
+        for line in ast.parse("".join(cells[0]["source"])).body:
+            kind, default = _TYPES[line.annotation.id], ast.literal_eval(line.value)
+            parameters[line.target.id] = (kind, default)
+    return parameters
 
 
-class LayerPowerParams(Sourced):
-    """Parameters of ``08_layer_power``."""
-
-    recordings: str = ""
-    network: FolderName = ""
-    engine: str = ""
-    device_name: FolderName = ""
-    trials: whole(0, 10_000) = 0
-    seed: Seed = 0
-
-
-class FinetuneParams(Sourced):
-    """Parameters of ``09_finetune``."""
-
-    config: FolderName = "cnn"
-    run: RunFolder = ""
-    device: Device = "auto"
-    epochs: whole(0, 1_000_000) = 0
-    threads: Threads = 0
-    resume: bool = True
+def _model(class_name: str, notebook: str, base: type[Strict] = NotebookParams, /,
+           **limits: Any) -> Any:
+    """Make the model of a notebook's parameters with their limits, and enter it in NOTEBOOKS."""
+    parameters = declared(notebook)
+    if missing := sorted(limits.keys() - parameters.keys()):
+        raise InputError(f"notebooks/{notebook}.ipynb lacks the parameters {choices(missing)}")
+    fields = {name: (limits.get(name, _LIMITS.get(name, kind)), default)
+              for name, (kind, default) in parameters.items()}
+    NOTEBOOKS[notebook] = create_model(class_name, __base__=base, __module__=__name__, **fields)
+    return NOTEBOOKS[notebook]
 
 
-KEYS_MIME = "application/vnd.lib.keys+json"  # type of the output in which a notebook records its key numbers
-NOTEBOOKS: dict[str, type[Strict]] = {"00_summary": SummaryParams, "01_machine": MachineParams,
-                                    "02_profile": ProfileParams, "03_sweep": SweepParams,
-                                    "04_complexity": ComplexityParams, "05_roofline": RooflineParams,
-                                    "06_cost_model": CostModelParams, "07_scheduler_eval": SchedulerParams,
-                                    "08_layer_power": LayerPowerParams, "09_finetune": FinetuneParams}
+SummaryParams = _model("SummaryParams", "00_summary")
+MachineParams = _model("MachineParams", "01_machine", budget_s=number(1))
+ProfileParams = _model(
+    "ProfileParams", "02_profile", epochs=whole(1), grad_accum_steps=whole(1),
+    data_source=Literal["auto", "medmnist", "synthetic", "imagefolder"],
+    resolution=Literal["native", "resized"], precision=Literal["fp32", "bf16", "fp16", "amp"],
+    lr=number(above=0), optimizer=Literal["adam", "sgd"], momentum=Annotated[float, Field(lt=1)],
+    num_workers=whole(0, 256))
+SweepParams = _model(
+    "SweepParams", "03_sweep", _Sweep, op=Names, device=Devices, rounds=whole(1, 100),
+    visit_ms=number(1), latency_type=Literal["kernel", "end_to_end", "both"],
+    cache=Literal["warm", "cold", "both"], timeout_s=number(above=0), name=Folder,
+    dtype=Literal["fp64", "fp32", "bf16", "fp16", "complex64"],
+    shard=text(r"^[0-9]{1,6}/[0-9]{1,6}$"), memory_share=number(above=0, most=1))
+ComplexityParams = _model("ComplexityParams", "04_complexity", _Complexity,
+                          batch_sizes=text(r"^[1-9][0-9]{0,5}( *, *[1-9][0-9]{0,5})*$"))
+RooflineParams = _model("RooflineParams", "05_roofline", batch_size=whole(1),
+                        dtype=Literal["fp64", "fp32", "bf16", "fp16"])
+CostModelParams = _model("CostModelParams", "06_cost_model", model=text("."))
+SchedulerParams = _model(
+    "SchedulerParams", "07_scheduler_eval", scenarios=Names, workloads=Names,
+    count=whole(10, 20_000), seeds=whole(1, 100), few=whole(1, 100),
+    arriving=whole(100, 100_000), real=whole(2, 1000), job_s=number(0.5))
+LayerPowerParams = _model("LayerPowerParams", "08_layer_power", network=Folder, device_name=Folder)
+FinetuneParams = _model("FinetuneParams", "09_finetune", config=Folder, run=RunFolder)
 
 
 def notebook_model(name: str) -> type[Strict]:
@@ -277,39 +157,38 @@ def notebook_model(name: str) -> type[Strict]:
     return entry(NOTEBOOKS, name, "notebook")
 
 
-class _Parameters(RootModel[dict[str, JsonValue]]):
-    """Parameters as JSON, of any notebook."""
-
-
 def own_model(path: str | Path) -> type[Strict] | None:
-    """Return the parameter class of the notebook at ``path`` (relative to the repository or not), None for a foreign one."""
+    """Return the parameter class of the notebook at ``path``; None for a notebook of others."""
     whole = paths.ROOT / path
-    return NOTEBOOKS.get(whole.stem) if whole.parent.resolve() == paths.NOTEBOOKS.resolve() else None
+    return NOTEBOOKS.get(whole.stem) if whole.parent.resolve() == paths.NOTEBOOKS else None
 
 
 def given(path: str | Path, parameters: Mapping[str, Any], where: str) -> Any:
-    """Check parameters for the notebook at ``path``; return its parameter set, None for a notebook that is not of this project.
+    """Check parameters for the notebook at ``path``; return them, None for a notebook of others.
 
-    Raises InputError, in one line that begins with ``where``, for a name that it does not have, or a wrong value.
+    Raises InputError, which begins with ``where``, for an unknown name or a wrong value.
     """
     model = own_model(path)
     return model and build(model, parameters, where)
 
 
 def parsed(path: str | Path, text: str, where: str) -> dict[str, Any]:
-    """Return the parameters that a JSON object holds, checked by ``given``; empty for an empty text. Raises InputError."""
-    parameters = parse(_Parameters, text.encode(errors="surrogatepass"), where).root if text else {}
+    """Return the parameters in a JSON object, checked by ``given``; none for an empty text."""
+    with refused(f"{where} is no JSON object: "):
+        parameters = mapping(json.loads(text or "{}"), where)
     given(path, parameters, where)
     return parameters
 
 
 def check(notebook: str, namespace: Mapping[str, Any]) -> Any:
-    """Coerce and validate what a notebook's parameters cell left in ``namespace`` (its ``globals()``).
+    """Coerce and validate what a notebook's parameters cell left in its ``globals()``.
 
-    Returns the frozen parameter set of that notebook. Raises InputError for a wrong value, and for an unknown name in the cell
-    that papermill injected last, as IPython's history ``In`` has it; whatever other cells assign is free.
+    Returns the frozen parameter set. Raises InputError for a wrong value, and for an unknown name
+    in the cell that papermill injected, as IPython's history ``In`` has it.
     """
-    model, cells = notebook_model(notebook), reversed(namespace.get("In", ()))
-    injected = re.findall(r"^(\w+) = ", next((cell for cell in cells if cell.startswith("# Parameters\n")), ""), re.MULTILINE)
+    model, injected = notebook_model(notebook), []
+    for cell in namespace.get("In", ()):
+        if cell.startswith("# Parameters\n"):
+            injected = re.findall(r"^(\w+) = ", cell, re.MULTILINE)  # the last one counts
     names = dict.fromkeys([*injected, *model.model_fields])
     return build(model, {name: namespace[name] for name in names if name in namespace}, notebook)

@@ -34,7 +34,7 @@ def _loss(value: str) -> str:
     if value == "CE":  # as the original platform names it
         return "cross_entropy"
     if value not in _USUAL:
-        from lib.work.losses import LOSSES
+        from lib.finetune.losses import LOSSES
 
         if value not in LOSSES:
             raise ValueError(f"is no loss; there are: {choices(LOSSES)}")

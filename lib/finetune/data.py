@@ -40,7 +40,7 @@ def names_and_facts(config: TrainConfig) -> tuple[Classes, datasets.Facts]:
     with beginning(f"root {config.root!r} names a folder, not medmnist:NAME or synthetic:NAME"):
         classes = pictures.classes(config.image_folder)
         pictures.classes(config.image_folder, "val")
-    return classes, datasets.Facts(3, len(classes), 2, False, (0, 0, 0))
+    return classes, datasets.Facts(3, len(classes), 2, False)
 
 
 def open_data(config: TrainConfig, inputs: Inputs, names: Classes) -> Data:

@@ -11,14 +11,14 @@ from torch import nn
 from lib import paths
 from lib.config.definitions import Workload
 from lib.errors import InputError, refused
-from lib.finetune import data
+from lib.finetune import data, losses
 from lib.finetune.config import Classes, TrainConfig
 from lib.finetune.transforms import Inputs
 from lib.measure import worker
 from lib.names import did_you_mean
 from lib.predict.networks import work
 from lib.predict.steps import Loop, Recipe
-from lib.work import datasets, dtypes, losses, medmnist_files, models, networks
+from lib.work import datasets, dtypes, medmnist_files, models, networks
 from lib.work.workloads import Task
 
 _FOLDER_SIZE, _MEDMNIST_SIZE = 224, 28

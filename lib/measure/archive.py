@@ -1,65 +1,64 @@
-"""Measured tables: of this machine, of imported machines, and of the reference."""
+"""Measured tables of this machine, of imported ones, and of the committed reference machines."""
 
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from lib import paths, store
+from lib import files, paths, store
 from lib.config.base import mapping
-from lib.config.definitions import TORCH
 from lib.errors import InputError, choices, entry
+from lib.work.runtimes import TORCH
 
-NO_MACHINES = ("models",)  # other folders beside those of machines
+NO_MACHINES = ("models",)  # folders of the reference that hold no machine
 RUNTIMES = "runtimes"  # the campaign of networks in several runtimes
-TRAININGS = ("cpu", "gains", "profiles", "power", "neusight", "aiconfigurator", "timm")  # models --train
+_read = files.until_changed(store.read)
+TRAININGS = ("cpu", "gains", "profiles", "power", "neusight", "aiconfigurator", "timm")  # --train
 
 
 def machines(imported: bool = False) -> dict[str, Path]:
-    """Return the folders of the reference machines by name: the committed ones, then those ``imported``.
+    """Return the folders of the reference machines by name: the committed ones, then ``imported``.
 
-    A replay that names no machine goes without these, so that it gives the same everywhere.
+    A replay that names no machine uses the committed ones alone, so that it is the same everywhere.
     """
-    roots = (paths.REFERENCE, paths.IMPORTED) if imported else (paths.REFERENCE,)
     folders_by_name = {}
-    for path in (path for root in roots for path in sorted(root.glob("[!.]*"))):
-        if path.is_dir() and path.name not in NO_MACHINES:
-            folders_by_name.setdefault(path.name, path)
+    for root in (paths.REFERENCE, paths.IMPORTED) if imported else (paths.REFERENCE,):
+        for path in sorted(root.glob("[!.]*")):
+            if path.is_dir() and path.name not in NO_MACHINES:
+                folders_by_name.setdefault(path.name, path)
     return folders_by_name
 
 
 def machine_folder(reference: str) -> Path:
-    """Return the folder of one reference machine, committed or imported; InputError lists the machines."""
-    return entry(machines(imported=True), reference, "reference machine", f"in {paths.REFERENCE} or {paths.IMPORTED}")
+    """Return the folder of one reference machine; InputError lists the machines."""
+    return entry(machines(imported=True), reference, "reference machine",
+                 f"in {paths.REFERENCE} or {paths.IMPORTED}")
 
 
 def machines_with(pattern: str, imported: bool = False) -> dict[str, Path]:
-    """Return the machines, see ``machines``, that have what fits ``pattern`` in their folder, each with the last such path."""
-    last = {name: max(folder.glob(pattern), default=None) for name, folder in machines(imported).items()}
+    """Return the last path that fits ``pattern`` in each of the ``machines`` that have one."""
+    last = {name: max(folder.glob(pattern), default=None)
+            for name, folder in machines(imported).items()}
     return {name: path for name, path in last.items() if path}
 
 
 def machine_with(pattern: str, what: str, reference: str = "", hint: str = "") -> tuple[str, Path]:
-    """Return a reference machine (empty: the first) that has what fits ``pattern``, and its path, see ``machines_with``.
+    """Return a reference machine (empty: the first) that has ``pattern``, and the path.
 
     Raises InputError, which lists the machines that have ``what``, and ends with ``hint``.
     """
-    paths_by_name = machines_with(pattern, imported=bool(reference))
-    if not paths_by_name or (reference and reference not in paths_by_name):
-        which, where = (f" {reference!r}", f" or {paths.IMPORTED}") if reference else ("", "")
-        raise InputError(f"no reference machine{which} with {what} in {paths.REFERENCE}{where}; there are: "
-                         f"{choices(paths_by_name) or 'none'}{hint}")
-    name = reference or next(iter(paths_by_name))
-    return name, paths_by_name[name]
+    found = machines_with(pattern, imported=bool(reference))
+    name = reference or next(iter(found), "")
+    if name not in found:
+        named = f" {reference!r}" if reference else ""
+        raise InputError(f"no reference machine{named} with {what} in {paths.REFERENCE} or "
+                         f"{paths.IMPORTED}; there are: {choices(found) or 'none'}{hint}")
+    return name, found[name]
 
 
 def stand_in(pattern: str, what: str, reference: str) -> tuple[str, str]:
-    """Return the machine whose ``what`` is shown for a reference, and what a note says where that is another one.
-
-    It is the reference itself where it has what fits ``pattern``, else (empty: always) the first committed one that has.
-    """
+    """Return the reference machine, or the first that has ``pattern`` in its place, and a note."""
     if not reference or next(machine_folder(reference).glob(pattern), None):
         return reference, ""
     name, _ = machine_with(pattern, what)
@@ -67,66 +66,73 @@ def stand_in(pattern: str, what: str, reference: str) -> tuple[str, str]:
 
 
 def identities(meta: Path) -> list[store.Facts]:
-    """Return the facts of a provenance and, of that of a sweep, the identity of each device; InputError for what is neither."""
+    """Return the facts of a provenance, and those of each device of a sweep. InputError."""
     facts = mapping(store.read_json(meta), meta)
     devices = facts.get("devices")
-    return [facts, *(mapping(device, meta) for device in (devices.values() if isinstance(devices, dict) else ()))]
+    devices = devices.values() if isinstance(devices, dict) else ()
+    return [facts, *(mapping(device, meta) for device in devices)]
 
 
 def hardware(folder: Path) -> store.Facts:
-    """Return what a machine is made of, by the provenance of what was measured there; empty where none says so."""
-    listed = (facts for path in sorted(folder.glob("**/*.meta.json")) for facts in identities(path))
-    return next((facts["hardware"] for facts in listed if facts.get("hardware")), {})
+    """Return the hardware of a machine by the provenance of its tables; empty if none has it."""
+    for path in sorted(folder.glob("**/*.meta.json")):
+        for facts in identities(path):
+            if facts.get("hardware"):
+                return facts["hardware"]
+    return {}
 
 
 def newest(folder: Path, stem: str, **wanted: str) -> tuple[store.Facts, Path] | None:
-    """Return the CSV of the last measurement in ``folder`` that is named ``stem`` or ``stem-v2``, ..., after its provenance.
+    """Return the newest CSV named ``stem`` or ``stem-v2``, ..., after its provenance, or None.
 
-    Only those count whose provenance has the facts ``wanted``; None where there is none.
+    Only provenances with the facts ``wanted`` count.
     """
-    tables = [(store.read_json(meta), meta.with_name(meta.name.replace(".meta.json", ".csv")))
-              for meta in [*folder.glob(f"{stem}.meta.json"), *folder.glob(f"{stem}-v*.meta.json")]]
-    return max((table for table in tables if wanted.items() <= table[0].items()), key=lambda table: table[0]["started_utc"],
-               default=None)
+    tables = []
+    for meta in (*folder.glob(f"{stem}.meta.json"), *folder.glob(f"{stem}-v*.meta.json")):
+        facts = store.read_json(meta)
+        if wanted.items() <= facts.items():
+            tables.append((facts, meta.with_name(meta.name.replace(".meta.json", ".csv"))))
+    return max(tables, key=lambda table: table[0]["started_utc"], default=None)
 
 
 def replayed_device(wanted: str) -> str:
-    """Return the id of a device of a reference machine: ``auto`` is the CPU, ``cuda`` the first GPU."""
+    """Return the device id of a replay: ``auto`` is the CPU, ``cuda`` the first GPU."""
     return {"auto": "cpu", "cuda": "cuda:0"}.get(wanted, wanted)
 
 
-def of_device(table: pd.DataFrame, devices: Iterable[str], hardware_id: str = "", threads: int = 0) -> pd.DataFrame:
-    """Return the rows of a table that are of like devices of this hardware (empty: any), on so many threads (0: any)."""
-    same = table["device"].isin(devices)
-    for name, wanted in (("hardware_id", hardware_id), ("threads", threads)):
-        same &= table[name] == wanted if wanted else True
-    return table[same]
+def of_device(table: pd.DataFrame, devices: Iterable[str], hardware_id: str = "",
+              threads: int = 0) -> pd.DataFrame:
+    """Return the rows of some devices, of this hardware (empty: any) and thread count (0: any)."""
+    table = table[table["device"].isin(devices)]
+    if hardware_id:
+        table = table[table["hardware_id"] == hardware_id]
+    return table[table["threads"] == threads] if threads else table
 
 
 def networks_files(folder: Path) -> list[Path]:
-    """Return the tables ``networks`` of a machine, of each of its campaigns in torch alone.
-
-    Those of a campaign RUNTIMES shared their processes with other runtimes: their memory and its faults are not torch's.
-    """
-    files = (*folder.glob("networks/*.parquet"), *folder.glob("networks/*/networks.parquet"))
-    return sorted(path for path in files if path.parent.name != RUNTIMES)
+    """Return the tables ``networks`` of a machine, without that of other runtimes' processes."""
+    tables = (*folder.glob("networks/*.parquet"), *folder.glob("networks/*/networks.parquet"))
+    return sorted(path for path in tables if path.parent.name != RUNTIMES)
 
 
 def networks(folder: Path) -> pd.DataFrame:
-    """Return the networks of all campaigns of a machine as torch runs them by default: contiguous, eager, on all threads."""
+    """Return the networks of a machine as torch runs them by default, on all threads."""
     rows = store.read_all(networks_files(folder), "networks")
-    other = rows["channels_last"] | rows["compiled"] | (rows["runtime"] != TORCH) | (rows["instances"] > 1)
-    return rows[~other.astype(bool) & (rows["threads"] == rows["threads"].max())].reset_index(drop=True)
+    changed = rows["channels_last"] | rows["compiled"]
+    changed |= (rows["runtime"] != TORCH) | (rows["instances"] > 1)
+    whole = rows["threads"] == rows["threads"].max()
+    return rows[~changed.astype(bool) & whole].reset_index(drop=True)
 
 
 def folders(source: str, reference: str = "") -> list[Path]:
-    """Return the folders that hold measured tables: this machine's own and imported ones, or one reference machine's.
+    """Return the folders of measured tables: this machine's and imported ones, or of a reference.
 
-    Without ``reference`` a replay has those of all committed machines with runs. Raises InputError listing the machines where
-    there is none, or none of that name.
+    A replay without ``reference`` has all committed machines with runs. Raises InputError if there
+    is none, or none of that name.
     """
     if source == "measure":
-        return [paths.DATA, *sorted(path for path in paths.IMPORTED.glob("[!.]*") if path.is_dir())]
+        imported = sorted(path for path in paths.IMPORTED.glob("[!.]*") if path.is_dir())
+        return [paths.DATA, *imported]
     if reference:
         return [machine_folder(reference)]
     machine_with("runs", "runs")
@@ -134,46 +140,47 @@ def folders(source: str, reference: str = "") -> list[Path]:
 
 
 def _runs(source: str, reference: str = "") -> pd.DataFrame:
-    """Return ``runs`` with the ``folder`` of each run, and what it is called there (``plain_id``)."""
-    return _read_runs(tuple((folder, path, path.stat().st_mtime_ns, path.stat().st_size)
-                            for folder in folders(source, reference) for path in sorted((folder / "runs").glob("*.csv"))))
-
-
-@lru_cache(maxsize=4)
-def _read_runs(files: tuple[tuple[Path, Path, int, int], ...]) -> pd.DataFrame:
-    """Return the runs of files, each given with its folder, time and size: they are read and checked once as they stand."""
-    tables = [table.assign(folder=folder) for folder, path, *_ in files if len(table := store.read(path, "runs"))]
-    table = pd.concat(tables, ignore_index=True) if tables else store.read_all([], "runs").assign(folder=None)
+    """Return ``runs`` with the ``folder`` of each run, and its id there (``plain_id``)."""
+    tables = [store.read_all([], "runs").assign(folder=None)]
+    for folder in folders(source, reference):
+        for path in sorted((folder / "runs").glob("*.csv")):
+            if len(table := _read(path, "runs")):
+                tables.append(table.assign(folder=folder))
+    table = pd.concat(tables[1:] or tables, ignore_index=True)
     table = table.drop_duplicates(["hardware_id", "run_id", "timestamp"], ignore_index=True)
     again = table.duplicated(["hardware_id", "run_id"])
-    named = table["run_id"].mask(again, table["folder"].map(lambda folder: f"{folder.name}/") + table["run_id"])
-    return table.assign(plain_id=table["run_id"], run_id=named).sort_values("timestamp", kind="stable", ignore_index=True)
+    names = table["folder"].map(lambda folder: folder.name) + "/" + table["run_id"]
+    table = table.assign(plain_id=table["run_id"], run_id=table["run_id"].mask(again, names))
+    return table.sort_values("timestamp", kind="stable", ignore_index=True)
 
 
 def runs(source: str, reference: str = "") -> pd.DataFrame:
-    """Return every run that was measured here and imported, or a reference machine's, oldest first.
+    """Return every run measured here or imported, or those of a reference machine, oldest first.
 
-    A run that several folders hold counts once. Machines of the same hardware may have runs of one id that began at different
-    times: a later machine's is called MACHINE/RUN.
+    A run that several folders hold counts once. If two machines of one hardware have different
+    runs of one id, the later machine's is called MACHINE/RUN.
     """
     return _runs(source, reference).drop(columns=["folder", "plain_id"])
 
 
 def rows(chosen: pd.DataFrame, source: str, reference: str = "") -> pd.DataFrame:
-    """Return the profile rows of ``chosen`` runs (rows of ``runs``), by the ids that these have."""
-    placed = chosen[["run_id", "hardware_id"]].drop_duplicates().merge(_runs(source, reference), on=["run_id", "hardware_id"])
-    tables = []
+    """Return the profile rows of ``chosen`` rows of ``runs``, with their run ids."""
+    keys = ["run_id", "hardware_id"]
+    placed = chosen[keys].drop_duplicates().merge(_runs(source, reference), on=keys)
+    tables = [store.read_all([], "profile")]
     for run in placed.itertuples():
-        table = store.read_all(sorted((run.folder / "profiles").glob(f"{run.plain_id}_*.csv")), "profile")
-        tables.append(table[table["hardware_id"] == run.hardware_id].assign(run_id=run.run_id))
-    tables = [table for table in tables if len(table)]
-    return pd.concat(tables, ignore_index=True) if tables else store.read_all([], "profile")
+        profiles = sorted((run.folder / "profiles").glob(f"{run.plain_id}_*.csv"))
+        table = store.read_all(profiles, "profile")
+        table = table[table["hardware_id"] == run.hardware_id]
+        if len(table):
+            tables.append(table.assign(run_id=run.run_id))
+    return pd.concat(tables[1:] or tables, ignore_index=True)
 
 
 def folder_of(run: Mapping[str, Any], source: str) -> Path:
-    """Return the folder that holds a run, a row of ``runs``; InputError where none does any more."""
+    """Return the folder that holds a row of ``runs``; InputError if none does any more."""
     table = _runs(source)
-    own = table[(table["run_id"] == run["run_id"]) & (table["hardware_id"] == run["hardware_id"])]
-    if own.empty:
+    same = (table["run_id"] == run["run_id"]) & (table["hardware_id"] == run["hardware_id"])
+    if not same.any():
         raise InputError(f"no folder holds the run {run['run_id']} of {run['hardware_id']}")
-    return own["folder"].iloc[0]
+    return table.loc[same, "folder"].iloc[0]

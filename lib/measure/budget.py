@@ -16,7 +16,7 @@ _PATIENCE_SHARE, _PATIENCE_S = 0.15, 10.0
 
 
 class Budget:
-    """``seconds`` of wall time from the moment of construction, waiting and setting up included; 0: no limit."""
+    """``seconds`` of wall time from the moment of construction, set-up included; 0: no limit."""
 
     def __init__(self, seconds: float):
         self.seconds = seconds
@@ -34,23 +34,24 @@ class Budget:
 
     @property
     def patience_s(self) -> float:
-        """Return how long to wait for a quiet machine, in seconds: a part of the budget, ten seconds at most."""
+        """Return how long to wait for a quiet machine: a share of the budget, ten seconds at most."""
         return min(_PATIENCE_S, _PATIENCE_SHARE * self.seconds) if self.seconds else _PATIENCE_S
 
 
 def interleaved(items: Sequence[Item], rounds: int) -> Iterator[tuple[int, Item]]:
-    """Yield the number of the round and an item: each item once a round, in a random order that is the same in each call."""
+    """Yield the number of the round and an item; each round has its own random order, by a fixed seed."""
     draw = np.random.default_rng(0)
     for number in range(rounds):
         for index in draw.permutation(len(items)):
             yield number, items[index]
 
 
-def sampled(count: int, budget: Budget, sample: Callable[[int, float], Timing | None], what: str) -> list[Timing]:
-    """Return the samples of ``count`` items over ROUNDS rounds, each in a random order; none of an item that never ran.
+def sampled(count: int, budget: Budget, sample: Callable[[int, float], Timing | None],
+            what: str) -> list[Timing]:
+    """Return the samples of ``count`` items over ROUNDS rounds; none of an item that never ran.
 
-    ``sample`` takes an item's number and an equal share of what is left of the budget, in seconds, and returns None where the
-    item does not run. Once the budget is spent, only items without samples are visited.
+    ``sample`` takes an item's number and its share of the budget, in seconds, and returns None where
+    the item does not run. Once the budget is spent, only items without samples are visited.
     """
     parts = [[] for _ in range(count)]
     for number, (_, index) in enumerate(track(list(interleaved(range(count), ROUNDS)), what)):

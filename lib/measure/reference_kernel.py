@@ -1,4 +1,4 @@
-"""A fixed piece of work beside every measurement, whose time tells when the processor was disturbed."""
+"""Fixed CPU work before and after a measurement, whose time tells whether the CPU was disturbed."""
 
 import time
 from collections import deque
@@ -8,14 +8,18 @@ import numpy as np
 import pandas as pd
 import torch
 
-SLOW = 1.06  # of the usual, and the processor counts as disturbed
-USUAL = 20  # percentile of its recent times
-_MEMORY, _SETTLE_S, _WAIT_S = 600, 0.5, 0.12
-ELASTICITY, _WEIGHT = 0.45, 1.0  # expected of a machine of which nothing is known, and what that weighs, in squared logs
+from lib.measure.disturbance import LoadWatch
+from lib.measure.statistics import UNUSABLE
+
+SLOW = 1.06  # times the usual time, from which the processor counts as disturbed
+USUAL = 20  # percentile of the recent times that is the usual time
+_RECENT = 600  # times that are remembered
+_SETTLE_S, _WAIT_S, _NOW_S = 0.5, 0.12, 0.15
+ELASTICITY, _WEIGHT = 0.45, 1.0  # of a machine of which nothing is known; its weight
 
 
 class _Reversal:
-    """A square matrix whose rows and columns are reversed in turn by GEMMs, each of which reads what all threads wrote."""
+    """A matrix that GEMMs reverse in turn, each of which reads what all threads wrote."""
 
     def __init__(self, size: int):
         self._reversal = torch.eye(size).flip(0).contiguous()
@@ -28,24 +32,19 @@ class _Reversal:
 
 
 class ReferenceKernel:
-    """A fixed piece of work that tells whether the processor is as fast as usual just now.
+    """Fixed CPU work that tells whether the processor is as fast as usual now.
 
-    A neighbour on the same host shows in no counter of ours; it comes and goes within seconds, and slows this by as much
-    as it slows what we measure. A host that moves a virtual machine's cores apart slows what these pass to each other.
-    Off the CPU it does not run: its times are NaN.
+    Its time is the geometric mean of six large GEMMs on all threads, twelve small ones, whose
+    threads mostly wait for each other, and a hundred calls on one thread. Off the CPU it is NaN.
     """
 
     def __init__(self, device: torch.device):
         self._runs = device.type == "cpu"
         self._large, self._small, self._vector = _Reversal(256), _Reversal(96), torch.randn(64)
-        self._history = deque(maxlen=_MEMORY)
+        self._recent = deque(maxlen=_RECENT)
 
     def ms(self) -> float:
-        """Return how long it takes now: the geometric mean of three parts.
-
-        Six large GEMMs on all threads; twelve small ones, whose threads mostly wait for each other's results; a hundred calls
-        on one thread.
-        """
+        """Run it once and return its time."""
         if not self._runs:
             return np.nan
         begin = time.perf_counter_ns()
@@ -55,30 +54,29 @@ class ReferenceKernel:
         second = time.perf_counter_ns()
         for _ in range(100):
             torch.relu(self._vector)
-        taken = ((first - begin) * (second - first) * (time.perf_counter_ns() - second)) ** (1 / 3) / 1e6
-        self._history.append(taken)
-        return taken
+        parts = (first - begin) * (second - first) * (time.perf_counter_ns() - second)
+        self._recent.append(parts ** (1 / 3) / 1e6)
+        return self._recent[-1]
 
-    def settle(self) -> None:
-        """Run it for SETTLE_S: a process is slow its first moments, and what is usual must be known."""
-        end = time.perf_counter() + _SETTLE_S
+    def settle(self, seconds: float = _SETTLE_S) -> float:
+        """Run it until the process is warm; return the median ms of the second half."""
+        end = time.perf_counter() + seconds
         while self._runs and time.perf_counter() < end:
             self.ms()
-        self._history = deque(list(self._history)[len(self._history) // 2:], maxlen=_MEMORY)
+        settled = list(self._recent)[len(self._recent) // 2:]
+        self._recent = deque(settled, maxlen=_RECENT)
+        return float(np.median(settled)) if settled else np.nan
 
     def is_slow(self, taken_ms: float) -> bool:
-        """Return whether a time was slower than usual; usual is the fast fifth of the recent ones."""
-        return self._runs and taken_ms > SLOW * float(np.percentile(self._history, USUAL))
+        """Return whether a time was slower than usual: the fast fifth of the recent times."""
+        return self._runs and taken_ms > SLOW * float(np.percentile(self._recent, USUAL))
 
     def after(self) -> float:
-        """Return the faster of two times, in ms: the first run finds its own data out of the caches, and the code cold."""
+        """Return the faster of two times, in ms: the first one finds its data out of the caches."""
         return min(self.ms(), self.ms())
 
     def wait(self) -> float:
-        """Run it, at most for WAIT_S, until the processor is as fast as usual; return the last time, in ms.
-
-        Without sleeping: a processor that slept is slow its first moments.
-        """
+        """Run it until the processor is as fast as usual, at most 0.12 s; return the last ms."""
         end = time.perf_counter() + _WAIT_S
         taken = self.ms()
         while self.is_slow(taken) and time.perf_counter() < end:
@@ -88,10 +86,10 @@ class ReferenceKernel:
 
 @dataclass(frozen=True)
 class ProcessorSpeed:
-    """How fast a processor usually was, by the reference kernel, and how other work follows: with a power of its time.
+    """The usual time of the reference kernel; latencies follow its time with a power.
 
-    A neighbour that shares a core or its clock slows the kernel, which computes in its caches, more than work that waits for
-    memory. It may stay for many minutes, so that no pass of a measurement found the processor as fast as usual.
+    A neighbour that shares a core slows the kernel, which computes in its caches, more than work
+    that waits for memory.
     """
 
     usual_ms: float
@@ -99,9 +97,9 @@ class ProcessorSpeed:
 
     @classmethod
     def from_visits(cls, visits: pd.DataFrame, expected: float = ELASTICITY) -> "ProcessorSpeed":
-        """Learn from visits that repeat configurations (``config, latency_ms, yardstick_ms``): least squares within each.
+        """Fit repeated visits (``config, latency_ms, yardstick_ms``), least squares within configs.
 
-        ``expected`` is the elasticity of which few or alike visits leave most.
+        ``expected`` is the elasticity before anything is learned.
         """
         good = visits[(visits["yardstick_ms"] > 0) & (visits["latency_ms"] > 0)]
         if good.empty:
@@ -109,8 +107,25 @@ class ProcessorSpeed:
         logs = np.log(good[["yardstick_ms", "latency_ms"]])
         kernel, latency = (logs - logs.groupby(good["config"]).transform("median")).to_numpy().T
         slope = (kernel @ latency + _WEIGHT * expected) / (kernel @ kernel + _WEIGHT)
-        return cls(float(np.percentile(good["yardstick_ms"], USUAL)), float(np.clip(slope, 0.0, 1.0)))
+        usual_ms = float(np.percentile(good["yardstick_ms"], USUAL))
+        return cls(usual_ms, float(np.clip(slope, 0.0, 1.0)))
 
     def at_usual_ms(self, latency_ms: pd.Series, reference_ms: pd.Series) -> pd.Series:
-        """Return what latencies are on the processor as fast as usual; as they are where the kernel's time is not known."""
+        """Rescale latencies to the usual speed; without the kernel's time they stay as they are."""
         return latency_ms * (self.usual_ms / reference_ms).fillna(1.0) ** self.elasticity
+
+
+@dataclass(frozen=True)
+class KernelNow:
+    """The median time of the reference kernel now; ``busy`` says what held the cores, if anything."""
+
+    ms: float
+    busy: str = ""
+
+
+def kernel_now() -> KernelNow:
+    """Run the reference kernel for 0.15 s."""
+    kernel, watch = ReferenceKernel(torch.device("cpu")), LoadWatch()
+    ms, beside = kernel.settle(_NOW_S), watch.reading()
+    is_busy = beside.verdict(torch.get_num_threads()) == UNUSABLE
+    return KernelNow(ms, beside.words() if is_busy else "")

@@ -24,7 +24,7 @@ def crowd_verdict(cores: float) -> str:
 
 
 def worst(*verdicts: str) -> str:
-    """Return the worst of several verdicts."""
+    """Return the worst of some verdicts."""
     return VERDICTS[max(VERDICTS.index(verdict) for verdict in verdicts)]
 
 
@@ -38,17 +38,6 @@ def judged(findings: Iterable[tuple[str, str]]) -> tuple[str, str]:
     findings = list(findings)
     reasons = dict.fromkeys(why for verdict, why in findings if why and verdict != STABLE)
     return worst(*(verdict for verdict, _ in findings)), "; ".join(reasons)
-
-
-def block_length(samples: np.ndarray) -> int:
-    """Return how many neighbours of ``samples`` (n,) to draw together, since each depends on the one before.
-
-    It is the length of circular blocks for an AR(1) process with their lag-1 autocorrelation (Politis and White 2004), of which
-    there are two at least.
-    """
-    apart = samples - np.mean(samples)
-    rho = np.clip(apart[1:] @ apart[:-1] / (apart @ apart), 0, 0.97) if apart.any() else 0.0
-    return int(np.clip(np.ceil((6 * (rho / (1 - rho**2)) ** 2 * len(samples)) ** (1 / 3)), 1, max(1, len(samples) // 2)))
 
 
 def bootstrap(samples: np.ndarray, statistic: Callable[..., np.ndarray] = np.median, draws: int = 1000,
@@ -84,21 +73,17 @@ class Timing:
         low, high = np.percentile(self.samples_ms, (25, 75))
         return float(high - low)
 
-    @property
-    def spread(self) -> float:
-        """Return the interquartile range over the median; inf for a median of 0."""
-        return self.iqr_ms / self.median_ms if self.median_ms > 0 else np.inf
-
     def interval_ms(self) -> tuple[float, float]:
         """Return the bootstrap interval of the median, in ms."""
         return bootstrap(self.samples_ms)
 
     @property
     def verdict(self) -> str:
-        """Return the verdict on the spread."""
-        return spread_verdict(self.spread)
+        """Return the verdict on the IQR over the median."""
+        return spread_verdict(self.iqr_ms / self.median_ms if self.median_ms > 0 else np.inf)
 
 
 def joined(parts: Sequence[Timing]) -> Timing:
     """Return the samples of several measurements as one, none of none; it is graphed where all were."""
-    return Timing(np.concatenate([*(part.samples_ms for part in parts), []]), graphed=all(part.graphed for part in parts))
+    return Timing(np.concatenate([*(part.samples_ms for part in parts), []]),
+                  graphed=all(part.graphed for part in parts))

@@ -15,7 +15,6 @@ from torch import nn
 from lib import paths
 from lib.measure.networks import campaign
 from lib.measure.networks.allocator import HEAPS
-from lib.measure.networks.case import Case
 from lib.measure.reference_kernel import ProcessorSpeed
 from lib.measure.statistics import is_usable
 from lib.predict import network_training
@@ -29,6 +28,7 @@ from lib.predict.scores import COVER, score
 from lib.work import networks
 from lib.work.graph import capture
 from lib.work.graph.ops import MODES
+from lib.work.run_config import RunConfig
 
 # small networks of many families, none of them held out anywhere; the first ones fit into any budget
 NETWORKS = ("mobilenet_v3_small timm:pit_ti_224 squeezenet1_1 timm:convnext_atto resnet18 timm:levit_128s mnasnet0_5 "
@@ -64,16 +64,16 @@ class Networks:
         return int(self.rows["network"].nunique())
 
 
-def _fitting(predictor: Predictor, name: str, mode: str, batch_size: int, ready: nn.Module) -> tuple[Case, Work, float]:
+def _fitting(predictor: Predictor, name: str, mode: str, batch_size: int, ready: nn.Module) -> tuple[RunConfig, Work, float]:
     """Return a case whose batch is halved until a pass is predicted to be short, its work, and the ms of a pass."""
     item = work.captured(networks.network(name, batch_size), mode, ready=ready)
     pass_ms = predictor.estimate(item).predicted_ms
     if batch_size == 1 or pass_ms <= _LONGEST_MS:
-        return Case(name, mode, batch_size), item, pass_ms
+        return RunConfig(name, batch_size, mode=mode), item, pass_ms
     return _fitting(predictor, name, mode, batch_size // 2, ready)
 
 
-def choose(model: CostModel, budget_s: float) -> tuple[list[tuple[Case, str]], Works]:
+def choose(model: CostModel, budget_s: float) -> tuple[list[tuple[RunConfig, str]], Works]:
     """Return the cases, with their heaps, that are predicted to fit into a budget when each runs twice, and their work.
 
     Networks infer at batch 1 and 8 in turn, and train. The first network runs with both heaps, the others with the default
@@ -96,7 +96,7 @@ def choose(model: CostModel, budget_s: float) -> tuple[list[tuple[Case, str]], W
     return chosen, works
 
 
-def measure(cases: Sequence[tuple[Case, str]], moment: int, budget_s: float, name: str) -> pd.DataFrame:
+def measure(cases: Sequence[tuple[RunConfig, str]], moment: int, budget_s: float, name: str) -> pd.DataFrame:
     """Measure the networks of one of MOMENTS, each in a fresh process, in their share of a budget for all moments.
 
     Returns rows of ``networks`` with ``moment`` and ``reference_ms``, the reference kernel's median. They are kept in

@@ -13,10 +13,11 @@ from lib.measure.networks import visits_file
 from lib.measure.statistics import VERDICTS
 from lib.predict import held_out, network_training, registry
 from lib.predict.networks import composition, gains
-from lib.predict.networks.gains import FOLDER, GainCondition, Gains
+from lib.predict.networks.gains import FOLDER, Gains
 from lib.predict.networks.sums import LEAST_NETWORKS
 from lib.predict.scores import score_gains
 from lib.work import networks
+from lib.work.run_config import RunConfig
 
 _CASE = ["network", "mode", "batch_size"]
 _WAY = ["mode", "dtype", "layout"]
@@ -58,7 +59,7 @@ def noise(raw: Path) -> dict[tuple[str, str, str], float]:
 
     Of ``raw``, the file of a campaign's visits. No model is nearer to one visit than the other one is.
     """
-    medians = pd.DataFrame([{**vars(result.case), "round": visit.round, "latency_ms": float(np.median(result.samples_ms))}
+    medians = pd.DataFrame([{**result.case.columns, "round": visit.round, "latency_ms": float(np.median(result.samples_ms))}
                             for visit in visits_file.recorded(raw) for result in visit.results if not result.reason])
     both = _paired(medians.assign(usable=True), [*_CASE, "round"])
     logs = np.log(both["ratio"]).groupby([both[name] for name in dict.fromkeys([*_CASE, *_WAY])])
@@ -66,7 +67,7 @@ def noise(raw: Path) -> dict[tuple[str, str, str], float]:
     return difference.groupby(_WAY).mean().to_dict()
 
 
-def table(machine: str, way: GainCondition, predicted: pd.DataFrame) -> pd.DataFrame:
+def table(machine: str, way: RunConfig, predicted: pd.DataFrame) -> pd.DataFrame:
     """Return the predictions of a way as rows ``held_out``."""
     return held_out.frame(**predicted["batch_size fold measured predicted low high usable".split()], device=machine,
                           what=held_out.GAINS, mode=way.mode, condition=f"fp32 contiguous to {way.dtype} {way.layout}",
@@ -82,7 +83,7 @@ def ship() -> pd.DataFrame:
         raise InputError(f"the provenance of {path} does not say by which instructions bf16 was computed; measure it again")
     spread, name, ways, rows = noise(path.with_name("visits.jsonl")), path.parents[2].name, {}, []
     for key, part in with_terms(pairs(store.read(path, "networks"))).groupby(_WAY):
-        way, networks_of = GainCondition(*key), part.reset_index(drop=True)
+        way, networks_of = RunConfig(**dict(zip(_WAY, key, strict=True))), part.reset_index(drop=True)
         usable = networks_of[networks_of["usable"]].reset_index(drop=True)
         if usable["network"].nunique() >= LEAST_NETWORKS:
             predicted = gains.left_out(networks_of)
@@ -94,4 +95,5 @@ def ship() -> pd.DataFrame:
     model_path = FOLDER / f"cpu-{name}.json"
     Gains(name, int(facts["threads"]), tuple(facts["bf16_instructions"]), ways).save(model_path)
     held_out.save(pd.concat(rows, ignore_index=True), model_path)
-    return pd.DataFrame([{**vars(way), "networks": gain.networks, **gain.scores} for way, gain in ways.items()])
+    return pd.DataFrame([{"mode": way.mode, "dtype": way.dtype, "layout": way.layout, "networks": gain.networks, **gain.scores}
+                         for way, gain in ways.items()])

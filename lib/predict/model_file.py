@@ -7,7 +7,7 @@ what its fields must be together.
 import base64
 import gzip
 import json
-from dataclasses import dataclass, fields, make_dataclass
+from dataclasses import dataclass, field, fields, make_dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -103,7 +103,9 @@ def vector(number: Any = float) -> Any:
 
 def keyed(key: type, value: type) -> Any:
     """Return the type of a mapping from one dataclass to another: in files a list of entries with the fields of both."""
-    entry = make_dataclass(value.__name__, [], bases=(value, key), frozen=True)
+    entry = make_dataclass(value.__name__, [
+        (one.name, one.type, field(default=one.default, default_factory=one.default_factory))
+        for one in (*fields(key), *fields(value))], frozen=True, kw_only=True)
 
     def part(cls: type, record: Any) -> Any:
         return cls(**{field.name: getattr(record, field.name) for field in fields(cls)})

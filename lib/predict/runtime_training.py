@@ -18,13 +18,13 @@ from lib.predict import held_out, network_training, registry
 from lib.predict.network_training import Works
 from lib.predict.networks import composition, fitting, runtimes
 from lib.predict.networks.composition import Composition
-from lib.predict.networks.runtimes import EAGER, FOLDER, OUTSIDERS, TERMS, RuntimeCondition, Runtimes
+from lib.predict.networks.runtimes import EAGER, FOLDER, OUTSIDERS, TERMS, Runtimes
 from lib.predict.networks.sums import LEAST_NETWORKS, folds
 from lib.predict.scores import half_interval, score
 from lib.work import networks
+from lib.work.run_config import CONDITION, RunConfig
 
 _CASE = ["network", "mode", "batch_size"]
-_CONDITION = ["runtime", "compiled", "dtype", "threads", "instances"]
 _CAMPAIGN = f"networks/{archive.RUNTIMES}/networks.parquet"
 _QUANTILES = np.linspace(0.005, 0.995, 100)  # that stand for the errors of a device
 _OUTSIDERS = ("device", "int8_instructions", "network", "input_shape", "condition", "gain", "source")
@@ -42,7 +42,7 @@ def with_terms(table: pd.DataFrame, items: Works) -> pd.DataFrame:
     model = registry.shipped_cpu("fp32")
     terms = {key: runtimes.terms(item, composition.predicted_operators(item, model)) for key, item in items.items()}
     rows = pd.DataFrame([terms[key] for key in table[_CASE].itertuples(index=False, name=None)], table.index)
-    return table.assign(family=table["network"].map(networks.family), way=runtimes.words_of(table),
+    return table.assign(family=table["network"].map(networks.family), way=runtimes.conditions_of(table),
                         usable=table["verdict"] != VERDICTS[-1], **rows)
 
 
@@ -53,22 +53,22 @@ def at_usual_speed(table: pd.DataFrame, visits_path: Path) -> pd.DataFrame:
     that repeat a case, by batch size, and apart for one process on all threads, whose cores wait for each other. Each
     condition has a usual time of the kernel, which a runtime's idle threads may slow.
     """
-    visits = pd.DataFrame([{**vars(result.case), "latency_ms": np.median(result.samples_ms),
+    visits = pd.DataFrame([{**result.case.columns, "latency_ms": np.median(result.samples_ms),
                             "kernel_ms": np.median(result.reference_kernel_ms)}
                            for visit in visits_file.recorded(visits_path) for result in visit.results
                            if len(result.samples_ms) >= LEAST])
     all_threads, latency_ms = table["threads"].max(), table["latency_ms"].copy()
     visits["threads"] = visits["threads"].replace(0, all_threads)
-    usual_ms = visits.groupby(_CONDITION)["kernel_ms"].quantile(USUAL / 100).rename("usual_ms")
+    usual_ms = visits.groupby([*CONDITION])["kernel_ms"].quantile(USUAL / 100).rename("usual_ms")
 
     def kernel_ratio(rows: pd.DataFrame, kernel_ms: pd.Series) -> pd.Series:
-        return kernel_ms / rows.join(usual_ms, on=_CONDITION)["usual_ms"]
+        return kernel_ms / rows.join(usual_ms, on=[*CONDITION])["usual_ms"]
 
     def uses_all(rows: pd.DataFrame) -> pd.Series:
         return (rows["threads"] == all_threads) & (rows["instances"] == 1)
 
     visits = visits.assign(yardstick_ms=kernel_ratio(visits, visits["kernel_ms"]),
-                           config=visits.groupby([*_CASE, *_CONDITION]).ngroup())
+                           config=visits.groupby([*_CASE, *CONDITION]).ngroup())
     ratio = kernel_ratio(table, campaign.reference_ms(table, visits_path))
     for (batch_size, whole), rows in table.groupby(["batch_size", uses_all(table)]):
         speed = ProcessorSpeed.from_visits(visits[(visits["batch_size"] == batch_size) & (uses_all(visits) == whole)])
@@ -76,13 +76,13 @@ def at_usual_speed(table: pd.DataFrame, visits_path: Path) -> pd.DataFrame:
     return table.assign(latency_ms=latency_ms)
 
 
-def _by_way(rows: pd.DataFrame, known: Collection[RuntimeCondition] = ()) -> dict[RuntimeCondition, pd.DataFrame]:
+def _by_way(rows: pd.DataFrame, known: Collection[RunConfig] = ()) -> dict[RunConfig, pd.DataFrame]:
     """Return usable rows by condition, of those that enough networks ran in or that are ``known`` otherwise."""
     return {way: part for way, part in rows[rows["usable"]].groupby("way", sort=False)
             if way in known or part["network"].nunique() >= LEAST_NETWORKS}
 
 
-def _learned(rows: pd.DataFrame, elsewhere: pd.DataFrame | None) -> dict[RuntimeCondition, dict[str, float]]:
+def _learned(rows: pd.DataFrame, elsewhere: pd.DataFrame | None) -> dict[RunConfig, dict[str, float]]:
     """Learn rates from usable rows; of another machine's rows ``elsewhere`` first, where there are some."""
     before = _learned(elsewhere, None) if elsewhere is not None else {}
     return runtimes.learn(_by_way(rows, before), before)
@@ -117,7 +117,7 @@ def halves(predicted: pd.DataFrame) -> pd.Series:
 def preparations(table: pd.DataFrame, items: Works) -> dict[str, Composition]:
     """Learn the seconds that each kind of export or compilation took, from all that a table ``networks`` has of it."""
     made = table[table["prepare_s"] > 0]
-    made = made.assign(made=[way.prepared for way in runtimes.words_of(made)])
+    made = made.assign(made=[runtimes.preparation(way) for way in runtimes.conditions_of(made)])
     made = made[made["made"] != ""]
     made = made.groupby(["made", *_CASE], as_index=False)["prepare_s"].max()  # a second condition finds the first one's files
     terms = [runtimes.preparation_terms(items[key]) for key in made[_CASE].itertuples(index=False, name=None)]
@@ -132,7 +132,7 @@ def held_out_rows(machine: str, predicted: pd.DataFrame) -> pd.DataFrame:
     ends = {"measured": predicted["latency_ms"], "predicted": predicted["predicted"],
             "low": predicted["predicted"] * np.exp(-half), "high": predicted["predicted"] * np.exp(half)}
     return held_out.frame(**{name: values / at_once for name, values in ends.items()}, device=machine, what=held_out.RUNTIMES,
-                          mode=predicted["mode"], condition=[way.words for way in predicted["way"]], group=predicted["family"],
+                          mode=predicted["mode"], condition=[way.label for way in predicted["way"]], group=predicted["family"],
                           case=predicted["network"], batch_size=predicted["batch_size"], fold=predicted["fold"],
                           usable=predicted["usable"], left_out="families of networks", source=held_out.PROJECT)
 
@@ -174,7 +174,7 @@ def outsiders(files: Mapping[str, Runtimes]) -> pd.DataFrame:
     for row in table.to_dict("records"):
         instructions = {"int8": tuple(row["int8_instructions"].split())}
         file = runtimes.nearest([*files.values()], instructions)
-        way = {way.words: way for way in file.conditions}.get(row["condition"])
+        way = {way.label: way for way in file.conditions}.get(row["condition"])
         if way is None:
             raise InputError(f"{OUTSIDERS}: {file.machine} has no networks in {row['condition']}, {row['device']} has")
         if file.lends(way, instructions):
@@ -204,7 +204,7 @@ def ship() -> pd.DataFrame:
         rows[name], files[name], predicted = _learned_file(name, path, first)
         first = rows[name] if first is None else first
         held_out.save(held_out_rows(name, predicted), _path(name))
-        scores += [{"machine": name, "condition": way.words, "networks": fitted.networks, **fitted.scores}
+        scores += [{"machine": name, "condition": way.label, "networks": fitted.networks, **fitted.scores}
                    for way, fitted in files[name].conditions.items()]
     lent = pd.concat([elsewhere(rows, files).assign(source=held_out.PROJECT, left_out="CPUs and families of networks"),
                       outsiders(files).assign(left_out="CPUs", licence="not stated")], ignore_index=True)
@@ -213,7 +213,7 @@ def ship() -> pd.DataFrame:
     half = lent["device"].map({device: _half(lent[lent["device"] != device]) for device in lent["device"].unique()})
     held_out.save(held_out.frame(
         **lent[["device", "mode", "batch_size", "predicted", "left_out", "source"]], what=held_out.NEW_CPUS,
-        condition=[way.words for way in lent["way"]], group=lent["family"], case=lent["network"], measured=lent["latency"],
+        condition=[way.label for way in lent["way"]], group=lent["family"], case=lent["network"], measured=lent["latency"],
         licence=lent["licence"].fillna("MIT"), low=lent["predicted"] * np.exp(-half), high=lent["predicted"] * np.exp(half)),
         OUTSIDERS)
     return pd.DataFrame(scores)

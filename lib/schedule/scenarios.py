@@ -20,6 +20,7 @@ from lib.predict.networks import step
 from lib.progress import track
 from lib.schedule import job_mixes
 from lib.schedule.problem import Fleet, Problem
+from lib.work.run_config import RunConfig
 
 PHASE_COLUMNS = [f"{name}_ms" for name in step.STEP_PHASES]
 _TIMES = ["step_ms", "low_ms", "high_ms"]
@@ -66,7 +67,7 @@ def class_times(devices: Iterable[str], classes: Iterable[JobClass],
     rows = []
     for kind in track(classes, "job classes"):
         query = advise.CapturedQuery(
-            advise.Query(kind.model, kind.batch_size, mode=kind.mode, dtype=kind.dtype))
+            RunConfig(kind.model, kind.batch_size, mode=kind.mode, dtype=kind.dtype))
         measured_ms, asked = np.nan, predictors
         if kind.mode == "train":
             measured_ms = profiled.get((kind.model, query.batch_size), np.nan)

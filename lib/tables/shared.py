@@ -19,8 +19,7 @@ CONFIG = {"config": text("hash of the configuration: what is measured and how")}
 OP = {"op": text("operator family")}
 LEARNER = {"learner": text("name of the learner")}
 DATA_SOURCE = {
-    "data_source": choice("source; unofficial: other content than MedMNIST's file",
-                          "medmnist", "synthetic", "imagefolder", "unofficial"),
+    "data_source": choice("source of the images", "medmnist", "synthetic", "imagefolder"),
 }
 IDS = {
     "hardware_id": text("which machine: a hash of its hardware"),

@@ -1,7 +1,9 @@
-"""What is run.
+"""What is run: data, models, the training loop, and networks by any name.
 
-From the ground up: ``dtypes``, ``models``, ``losses``, ``weights`` (on disk), ``medmnist_files``; ``pictures`` (in
-folders), ``datasets``, ``workloads``; ``training`` (the loop), ``distributed`` (processes that train one model together);
-``user_code`` (users' code), ``building`` (named networks, also without memory), ``networks`` (anything that ``advise``
-can name); ``graph``, the operators of a network. ``data_copy`` copies folders to and from URLs.
+From the ground up: ``dtypes``, ``models``, ``weights`` (on disk), ``medmnist_files``, ``synthetic``
+stand-ins, ``pictures`` in folders, ``datasets``, ``workloads``; ``training`` (the loop),
+``distributed`` (processes that train one model together); ``user_code`` (users' networks),
+``building`` (named networks, also without memory), ``networks``; ``graph`` (the operators of a
+network); ``runtimes`` (what runs networks, a file each), ``run_config`` (how a network runs, in one
+value). ``data_copy`` copies folders to and from URLs.
 """

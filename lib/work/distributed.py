@@ -28,11 +28,10 @@ def local_device(name: str) -> str:
 
 
 def accelerator(device: str, seed: int) -> Any:
-    """Return the ``accelerate.Accelerator`` of this process; it joins those that torchrun started.
+    """Return the ``accelerate.Accelerator`` of this process, joined with those of torchrun.
 
-    Each batch is split over the processes; the order is a function of seed and epoch. The training
-    loop itself places batches and casts, since it measures these phases. Processes stay joined until
-    they end: if they joined again, they might find the addresses of the first time.
+    Each batch is split over the processes. The training loop itself places batches and casts, since
+    it measures these phases. Processes stay joined until they end.
     """
     from accelerate import Accelerator
     from accelerate.utils import DataLoaderConfiguration, DistributedDataParallelKwargs
@@ -69,8 +68,8 @@ def states(folder: Path) -> list[Path]:
 def save_state(accelerator: Any, folder: Path, name: str, progress: dict[str, Any]) -> None:
     """Write the state ``state-<name>`` in one step, and remove older states.
 
-    Every process calls this. A state holds model, optimizer, schedule, random generators, and
-    ``progress`` as JSON. Raises InputError on a full disk: the older state stays.
+    All processes call this. A state is what accelerate saves, and ``progress`` as JSON. Raises
+    InputError on a full disk: the older state stays.
     """
     from lib.work import weights
 
@@ -79,12 +78,8 @@ def save_state(accelerator: Any, folder: Path, name: str, progress: dict[str, An
         shutil.rmtree(partial, ignore_errors=True)
         files.folder(partial)
     accelerator.wait_for_everyone()
-    try:
-        with weights.writing(target):
-            accelerator.save_state(str(partial), safe_serialization=False)
-    except InputError:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+    with weights.writing(target):
+        accelerator.save_state(str(partial), safe_serialization=False)
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         store.write_json({"processes": accelerator.num_processes, **progress}, partial / PROGRESS)
@@ -116,11 +111,10 @@ def load_state(accelerator: Any, folder: Path) -> dict[str, Any]:
 
 def torchrun(call: str, arguments: dict[str, Any], devices: list[str],
              threads: int) -> dict[str, Any]:
-    """Call a function in one process per device, by torchrun; return the first one's result.
+    """Call ``package.module:function`` in one process per device; return the first one's result.
 
-    ``call`` is ``package.module:function``, which takes the arguments, ``devices`` (its own) and
-    ``threads``. The processes end with this one, and with an exception here. Raises the InputError
-    of a process; RuntimeError where one died.
+    The function takes the arguments, ``devices`` (its own) and ``threads``. Its processes end with
+    this one. Raises the InputError of a process; RuntimeError where one died.
     """
     variables = {"OMP_NUM_THREADS": str(threads)} if threads else {}
     if devices[0].startswith("cuda"):  # the processes see no other GPU
@@ -131,8 +125,7 @@ def torchrun(call: str, arguments: dict[str, Any], devices: list[str],
         store.write_json({"call": call, "device": devices[0],
                           "arguments": {**arguments, "threads": threads}}, task)
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
-                   "--nproc-per-node", str(len(devices)),
-                   "-m", "lib.work.distributed", str(task), str(outcome)]
+                   "--nproc-per-node", str(len(devices)), "-m", __name__, str(task), str(outcome)]
         with subprocess.Popen(
                 command, cwd=paths.ROOT, env={**os.environ, **variables}, text=True,
                 stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
@@ -143,27 +136,26 @@ def torchrun(call: str, arguments: dict[str, Any], devices: list[str],
                 process.terminate()  # torchrun then ends its processes, at last by force
                 raise
         ended = store.read_json(outcome) if outcome.exists() else {}
-        if "refused" in ended:
-            raise InputError(ended["refused"])
-        if process.returncode or not ended:
-            sys.stderr.write(errors)
-            raise RuntimeError(f"training on {len(devices)} devices {death(process.returncode)}")
-        return ended["result"]
+    if "refused" in ended:
+        raise InputError(ended["refused"])
+    if process.returncode or not ended:
+        sys.stderr.write(errors)
+        raise RuntimeError(f"training on {len(devices)} devices {death(process.returncode)}")
+    return ended["result"]
 
 
-def _one_of_several(task: Path, outcome: Path) -> int:
-    """Carry out a task of ``torchrun`` in one of its processes; return the exit status."""
+def _run_task(task: Path, outcome: Path) -> None:
+    """Carry out a task of ``torchrun`` in one of its processes."""
     content = store.read_json(task)
     function, device = pkgutil.resolve_name(content["call"]), local_device(content["device"])
     try:
         result = function(**content["arguments"], devices=[device])
     except InputError as error:
         store.write_json({"refused": str(error)}, outcome)
-        return 1
+        sys.exit(1)
     if os.environ["RANK"] == "0":
         store.write_json({"result": result}, outcome)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(_one_of_several(Path(sys.argv[1]), Path(sys.argv[2])))
+    _run_task(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -4,12 +4,13 @@ import torch
 
 from lib.errors import entry
 
-NAMES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "complex64": "complex64"}
+NAMES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16",
+         "complex64": "complex64"}
 AUTOCAST = ("bf16", "fp16")  # what automatic mixed precision may compute in
 
 
 def torch_name(name: str) -> str:
-    """Return torch's name of an element type: float32 for fp32, and for tf32, a way to multiply it. InputError lists them."""
+    """Return torch's name of an element type: float32 for fp32, and for tf32."""
     return entry({**NAMES, "tf32": "float32"}, name, "element type")
 
 

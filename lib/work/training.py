@@ -1,5 +1,6 @@
 """The training loop, with a hook at the end of every phase, and its evaluation."""
 
+import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -16,22 +17,9 @@ PHASES = ("loader_wait", "h2d", "forward", "backward", "optimizer")
 PRECISIONS = ("fp32", *dtypes.AUTOCAST)
 
 
-class Observer:
-    """What may watch a pass; this one does nothing. In turn: ``start``, a ``mark`` after each phase, ``end``."""
-
-    def start(self) -> None:
-        """Notice that the next batch is about to be loaded."""
-
-    def mark(self, phase: str) -> None:
-        """Notice that ``phase`` (one of PHASES) has ended on the host."""
-
-    def end(self, batch: "Batch") -> None:
-        """Notice that the batch is done."""
-
-
 @dataclass(slots=True)
 class Batch:
-    """What an observer learns of a finished batch; ``lr`` is None in evaluation, ``stepped`` whether a step ended with it."""
+    """A finished batch; ``lr``: None in evaluation; ``stepped``: it ended an optimizer step."""
 
     index: int
     inputs: torch.Tensor
@@ -40,6 +28,19 @@ class Batch:
     logits: torch.Tensor
     targets: torch.Tensor
     stepped: bool = False
+
+
+class Observer:
+    """What may watch a pass: ``start``, a ``mark`` after each phase, ``end``."""
+
+    def start(self) -> None:
+        """Notice that the next batch is about to be loaded."""
+
+    def mark(self, phase: str) -> None:
+        """Notice that ``phase`` (one of PHASES) has ended on the host."""
+
+    def end(self, batch: Batch) -> None:
+        """Notice that the batch is done."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,9 @@ class Options:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How weights are changed: the optimizer, its schedule (stepped with it), and what else a step does.
+    """The optimizer, its schedule (stepped with it), clipping (0: none), and augmentation.
 
-    ``max_grad_norm`` 0 clips nothing. ``augment`` changes a batch of inputs on the device.
+    ``augment`` changes a batch of inputs on the device.
     """
 
     optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer]
@@ -73,28 +74,33 @@ def adam(lr: float = 1e-3) -> Recipe:
 
 def sgd(lr: float, momentum: float, weight_decay: float) -> Recipe:
     """Return stochastic gradient descent at a constant rate."""
-    return Recipe(lambda model: torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay))
+    return Recipe(lambda model: torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum,
+                                                weight_decay=weight_decay))
 
 
 class Trainer:
-    """A task's model, loss and optimizer on one device, and the passes over a loader; ``recipe`` None is Adam."""
+    """A task's model, loss and optimizer on one device, and the passes over a loader."""
 
     def __init__(self, task: Task, options: Options, recipe: Recipe | None = None):
+        """Build the model; InputError for a precision or an input that does not run.
+
+        Without a ``recipe`` the optimizer is ``adam``'s.
+        """
+        check_precision(options.device, options.precision)
         self.task, self.options, self.recipe = task, options, recipe or adam()
         last = torch.channels_last if len(task.shape) == 3 else torch.channels_last_3d
         self.format = last if options.channels_last else torch.preserve_format
         self.model = task.model().to(options.device, memory_format=self.format)
+        self.network = self.model  # as it is called: what accelerate makes of the model
         self.loss = task.loss().to(options.device)
         self.optimizer = self.recipe.optimizer(self.model)
         self.schedule = self.recipe.schedule(self.optimizer) if self.recipe.schedule else None
         scaled = options.precision == "fp16" and options.device.type == "cuda"
         self.scaler = torch.amp.GradScaler(options.device.type, enabled=scaled)
-        check_precision(options.device, options.precision)
         self._check_forward()
-        self.network = self.model  # as it is called: what accelerate makes of the model
 
     def distribute(self, accelerator: Any) -> None:
-        """Share training with the processes of an ``accelerate.Accelerator``, which then saves and loads this state, too."""
+        """Share training with the processes of an Accelerator, which then saves this state, too."""
         if accelerator.num_processes > 1 and self.options.device.type == "cuda":
             self.model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
         self.network = accelerator.prepare_model(self.model)
@@ -105,25 +111,30 @@ class Trainer:
             accelerator.scaler = self.scaler
 
     def _check_forward(self) -> None:
-        """Run one sample through the model, so that an input that does not fit is refused in one line."""
+        """Run one sample through the model; InputError for an input that does not fit."""
         self.model.eval()
         try:
             with torch.inference_mode(), self._autocast():
                 self.model(self._place(torch.zeros(1, *self.task.shape)))
         except (RuntimeError, ValueError, AssertionError) as error:
             reason = str(error).strip().splitlines()[0]
-            raise InputError(f"{self.task.workload.id}: model {self.task.workload.model!r} cannot take inputs of "
+            workload = self.task.workload
+            raise InputError(f"{workload.id}: model {workload.model!r} cannot take inputs of "
                              f"{self.task.shape}: {reason}") from None
 
-    def _autocast(self):
-        precision = self.options.precision
-        return nullcontext() if precision == "fp32" else torch.autocast(self.options.device.type, dtypes.torch_dtype(precision))
+    def _autocast(self) -> AbstractContextManager:
+        options = self.options
+        if options.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(options.device.type, dtypes.torch_dtype(options.precision))
 
     def _place(self, inputs: torch.Tensor) -> torch.Tensor:
-        return inputs.to(self.options.device, memory_format=self.format, non_blocking=self.options.pin_memory)
+        return inputs.to(self.options.device, memory_format=self.format,
+                         non_blocking=self.options.pin_memory)
 
-    def _batches(self, loader: Iterable, observer: Observer) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield inputs and targets of each batch on the device; the observer learns when loading begins and ends."""
+    def _batches(self, loader: Iterable,
+                 observer: Observer) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield inputs and targets of each batch on the device; loading is observed."""
         waiting = iter(loader)
         while True:
             observer.start()
@@ -136,17 +147,13 @@ class Trainer:
             yield self._place(inputs), self.task.targets(labels)
 
     def train(self, loader: Iterable, observer: Observer | None = None, first: int = 0) -> float:
-        """Train one epoch; return the mean loss a sample. No step synchronises, unless the observer does.
+        """Train one epoch; return the mean loss per sample. Only an observer synchronises.
 
-        ``first`` is the number of the loader's first batch in the epoch, where it goes on with one: a multiple of
-        ``grad_accum_steps``.
+        ``first`` is the number of the loader's first batch in the epoch, a multiple of
+        ``grad_accum_steps``: of a resumed epoch.
         """
         observer = observer or Observer()
-        self.model.train()
-        for layer in self.model.modules():  # layers of which nothing is trained stay as in evaluation, as do their statistics
-            has_parameters = next(layer.parameters(recurse=False), None) is not None
-            if has_parameters and not any(parameter.requires_grad for parameter in layer.parameters()):
-                layer.eval()
+        self._train_mode()
         total = torch.zeros((), device=self.options.device)
         seen, batches, accumulate = 0, first + len(loader), self.options.grad_accum_steps
         for index, (images, targets) in enumerate(self._batches(loader, observer), first):
@@ -154,11 +161,9 @@ class Trainer:
             observer.mark("h2d")
             stepped = (index + 1) % accumulate == 0 or index + 1 == batches
             with nullcontext() if stepped else self._apart():
-                with self._autocast():
-                    logits = _logits(self.network(inputs))
-                    loss = self.loss(logits, targets)
+                loss, logits = self._forward(inputs, targets)
                 observer.mark("forward")
-                if index % accumulate == 0:  # a step begins, as if each of its batches were as large as this batch
+                if index % accumulate == 0:  # a step begins, as if its batches were all this large
                     expected = len(inputs) * min(accumulate, batches - index)
                     samples = 0
                 samples += len(inputs)
@@ -174,12 +179,28 @@ class Trainer:
             seen += len(inputs)
         return float(total) / max(1, seen)
 
+    def _train_mode(self) -> None:
+        """Put the model into training mode, but layers whose parameters are all frozen."""
+        self.model.train()
+        for layer in self.model.modules():
+            has_parameters = next(layer.parameters(recurse=False), None) is not None
+            if has_parameters and not any(item.requires_grad for item in layer.parameters()):
+                layer.eval()
+
+    def _forward(self, inputs: torch.Tensor,
+                 targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the mean loss and the logits of a batch."""
+        with self._autocast():
+            output = self.network(inputs)
+            logits = getattr(output, "logits", output)  # some libraries' models wrap them
+            return self.loss(logits, targets), logits
+
     def _apart(self) -> AbstractContextManager:
-        """Keep the gradients of this process to itself: processes exchange them before an optimizer step."""
+        """Keep the gradients of this process to itself: they are exchanged before a step."""
         return self.network.no_sync() if self.network is not self.model else nullcontext()
 
     def _step(self, scale: float) -> None:
-        """Step the optimizer and its schedule, with gradients times ``scale``; where fp16 overflowed, neither."""
+        """Step optimizer and schedule with scaled gradients; neither if fp16 overflowed."""
         if scale != 1:
             for parameter in self.model.parameters():
                 if parameter.grad is not None:
@@ -195,7 +216,7 @@ class Trainer:
             self.schedule.step()
 
     def evaluate(self, loader: Iterable, observer: Observer | None = None) -> dict[str, float]:
-        """Run the model over ``loader`` without training; return loss, accuracy and AUC (see ``metrics``)."""
+        """Run the model over ``loader`` without training; return loss, accuracy and AUC."""
         losses, logits, targets = zip(*self.predict(loader, observer), strict=True)
         score = self.task.scores(torch.cat(logits).float()).cpu().numpy()
         target = torch.cat(targets).cpu().numpy()
@@ -203,27 +224,21 @@ class Trainer:
         return {"loss": float(loss) / len(target), **metrics(score, target)}
 
     @torch.inference_mode()
-    def predict(self, loader: Iterable, observer: Observer | None = None) -> Iterator[tuple[torch.Tensor, ...]]:
+    def predict(self, loader: Iterable,
+                observer: Observer | None = None) -> Iterator[tuple[torch.Tensor, ...]]:
         """Yield the mean loss, logits and targets of each batch of ``loader``, without training."""
         observer = observer or Observer()
         self.model.eval()
         for index, (inputs, targets) in enumerate(self._batches(loader, observer)):
             observer.mark("h2d")
-            with self._autocast():
-                logits = _logits(self.network(inputs))
-                loss = self.loss(logits, targets)
+            loss, logits = self._forward(inputs, targets)
             observer.mark("forward")
             observer.end(Batch(index, inputs, loss, None, logits, targets))
             yield loss, logits, targets
 
 
-def _logits(output: Any) -> torch.Tensor:
-    """Return the logits of what a model returns; some libraries' models wrap them."""
-    return getattr(output, "logits", output)
-
-
 def check_precision(device: torch.device, precision: str) -> None:
-    """Raise InputError when ``device`` cannot run a convolution forward and backward in ``precision``."""
+    """Raise InputError when ``device`` cannot run a convolution and its backward pass in it."""
     entry(PRECISIONS, precision, "precision")
     if precision == "fp32":
         return
@@ -236,14 +251,15 @@ def check_precision(device: torch.device, precision: str) -> None:
         output.sum().backward()
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise InputError(f"precision {precision!r} does not run on {device} ({reason}); use fp32") from None
+        raise InputError(f"precision {precision!r} does not run on {device} ({reason}); use "
+                         "fp32") from None
 
 
 def metrics(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-    """Return accuracy and AUC of probabilities ``scores`` (N, classes or labels) against ``targets``.
+    """Return accuracy and AUC of probabilities (N, classes or labels).
 
-    Multi-class (targets (N,)): the share of right classes; multi-label (N, labels): of right decisions at 0.5.
-    The AUC is the mean over labels (one against the rest) of those that occur both ways; NaN where none does.
+    ``targets`` are (N,) classes, or (N, labels) of decisions at 0.5. The AUC is the mean over the
+    labels, one against the rest, that occur both ways; NaN where none does.
     """
     from sklearn.metrics import roc_auc_score
 
@@ -260,8 +276,6 @@ def metrics(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
 
 def seed_everything(seed: int) -> None:
     """Seed Python, NumPy and torch on every device."""
-    import random
-
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002 - what augmentations of users draw from
     torch.manual_seed(seed)

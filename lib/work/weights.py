@@ -12,43 +12,36 @@ import torch
 from lib import files
 from lib.errors import InputError, refused
 
-_NOT_WRITTEN = ("iostream error", "inline_container")  # of a file that torch opens itself
-
 
 def save(content: Any, path: Path) -> Path:
-    """Write tensors and plain values in one step: readers see the old file or the new one. One process writes to a file.
-
-    Raises InputError on a full disk; the old file stays.
-    """
+    """Write tensors and plain values in one step; InputError on a full disk, the old file stays."""
     files.folder(path.parent)
-    temporary = path.with_name(f".{path.name}.partial")  # one name: what a killed writer leaves, the next one replaces
+    temporary = path.with_name(f".{path.name}.partial")
     try:
         with writing(path), open(temporary, "wb") as file:
             torch.save(content, file)
-        with files.writing(path):
-            os.replace(temporary, path)
+        os.replace(temporary, path)
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
+        temporary.unlink(missing_ok=True)
     return path
 
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn what torch raises where a file cannot be written into an InputError that names ``path``."""
+    """Turn torch's errors of a file that cannot be written into an InputError."""
     with files.writing(path):
         try:
             yield
-        except RuntimeError as error:  # torch's own, of an error of the file
+        except RuntimeError as error:  # of torch's own writer, of an OSError or without one
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
-            if not any(sign in str(error) for sign in _NOT_WRITTEN):
+            if "iostream error" not in str(error) and "inline_container" not in str(error):
                 raise
             raise OSError(errno.ENOSPC, "torch cannot write it: the disk may be full") from None
 
 
 def load(path: Path) -> Any:
-    """Read what ``save`` wrote, onto the CPU; InputError for a file that is missing, damaged or holds anything else."""
+    """Read what ``save`` wrote, onto the CPU; InputError for a missing, damaged or other file."""
     if not path.exists():
         raise InputError(f"{path} is missing")
     with refused(f"{path} holds no tensors, or is damaged: "):
@@ -56,6 +49,6 @@ def load(path: Path) -> Any:
 
 
 def load_model(model: torch.nn.Module, path: Path) -> None:
-    """Load a model's weights that ``save`` wrote; InputError as ``load``, and for those of another model."""
+    """Load a model's weights; InputError as ``load``, and for those of another model."""
     with refused(f"{path} holds no weights of this model: "):
         model.load_state_dict(load(path))

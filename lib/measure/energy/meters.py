@@ -1,74 +1,63 @@
-"""Meters of power and energy: NVML for GPUs, RAPL for processors, sensors of Jetson boards, recorded logs, or none and why."""
+"""Power meters: NVML for GPUs, RAPL for processors, recorded logs of Jetson boards."""
 
 import math
 import os
-import runpy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from lib import paths
 from lib.errors import InputError, beginning, refused
 from lib.measure.energy import power_log
-from lib.measure.energy.trace import NOT_MEASURED, Trace
+from lib.measure.energy.power_log import PowerLog
+from lib.measure.energy.trace import NOT_MEASURED
 from lib.measure.gpus.card import Card, number_of
 
 PERIOD_S = 0.05
-DRIVER_PERIOD_S = 0.125  # an NVML reading takes some tenths of a millisecond, and its values are as old as that
-CHOICE = "LIB_METER"  # the environment variable that names another meter than that of the device
+DRIVER_PERIOD_S = 0.125  # of NVML, whose values are as old as that
+CHOICE = "LIB_METER"  # environment variable that names another meter than the device's own
 _POWERCAP = Path("/sys/class/powercap")
 
 
-def _or_nan(read: Callable[[], float]) -> Callable[[], float]:
-    """Return a reader that gives NaN where the sensor does not answer."""
-    def reading() -> float:
-        try:
-            return read()
-        except (OSError, ValueError):
-            return math.nan
-    return reading
-
-
-def _no_number() -> float:
+def _nothing() -> float:
     return math.nan
 
 
 @dataclass
 class Meter:
-    """A meter: how often reading it makes sense, the power now in W, and the energy since any moment in J (NaN: not told).
+    """A meter: its sampling period, the power now in W, and an energy counter in J (NaN: none).
 
-    ``reason`` says why there is no meter, and is empty for one that reads; ``replayed`` whether it plays a recorded log again.
+    ``reason`` says why there is no meter.
     """
 
     name: str
     period_s: float
-    power_w: Callable[[], float] = _no_number
-    counter_j: Callable[[], float] = _no_number
+    power_w: Callable[[], float] = _nothing
+    counter_j: Callable[[], float] = _nothing
     reason: str = ""
-    replayed: bool = False
 
 
 def nvml(index: int) -> Meter:
-    """Return the meter of an NVIDIA GPU: instantaneous power where the driver gives it (else a mean of about a second), energy.
+    """Return the meter of an NVIDIA GPU.
 
-    GPUs before Volta have no energy counter.
+    The power is instantaneous if the driver has it, else a mean of about a second. GPUs before
+    Volta have no energy counter.
     """
     with beginning(f"no power of GPU {index}"):
         card = Card(index)
+    instantaneous = ([card.nvml.NVML_FI_DEV_POWER_INSTANT],)
 
     def thousandths(name: str) -> float:
         value = card.value(name)
         return math.nan if value is None else value / 1e3
 
     def power_w() -> float:
-        instant = card.value("nvmlDeviceGetFieldValues", arguments=([card.nvml.NVML_FI_DEV_POWER_INSTANT],))
-        if instant and instant[0].nvmlReturn == card.nvml.NVML_SUCCESS:
-            return instant[0].value.uiVal / 1e3
+        fields = card.value("nvmlDeviceGetFieldValues", arguments=instantaneous)
+        if fields and fields[0].nvmlReturn == card.nvml.NVML_SUCCESS:
+            return fields[0].value.uiVal / 1e3
         return thousandths("nvmlDeviceGetPowerUsage")
 
     counter_j = partial(thousandths, "nvmlDeviceGetTotalEnergyConsumption")
@@ -78,9 +67,13 @@ def nvml(index: int) -> Meter:
 
 
 def rapl(folder: Path) -> Meter:
-    """Return the meter of the processor packages, by the counters of Linux's powercap; they may be read by root alone."""
-    zones = [zone for zone in sorted(folder.glob("intel-rapl:*")) if zone.name.count(":") == 1
-             and _text(zone / "name").startswith("package-")]  # psys counts the packages again
+    """Return the meter of the processor packages by the powercap counters (readable by root)."""
+    zones = []
+    for zone in sorted(folder.glob("intel-rapl:[0-9]*")):
+        name = zone / "name"
+        is_package = name.is_file() and name.read_text().startswith("package-")
+        if is_package and zone.name.count(":") == 1:  # psys counts the packages again
+            zones.append(zone)
     if not zones:
         raise InputError(f"no energy counters of the processor in {folder}")
 
@@ -90,78 +83,48 @@ def rapl(folder: Path) -> Meter:
     with refused("the energy counters of the processor cannot be read: "):
         ranges, last_uj, total_j = numbers("max_energy_range_uj"), numbers("energy_uj"), 0.0
 
-    @_or_nan
     def counter_j() -> float:
         nonlocal last_uj, total_j
-        before, last_uj = last_uj, numbers("energy_uj")
-        total_j += float((last_uj - before + ranges * (last_uj < before)).sum()) / 1e6  # one that begins anew is followed
+        try:
+            before, last_uj = last_uj, numbers("energy_uj")
+        except (OSError, ValueError):
+            return math.nan
+        total_j += float((last_uj - before + ranges * (last_uj < before)).sum()) / 1e6  # wraps
         return total_j
 
     return Meter("rapl", PERIOD_S, counter_j=counter_j)
 
 
-@cache
-def collector() -> dict[str, Any]:
-    """Return the names in params/collect_power.py, which runs alone on a board and has the table of the boards' rails."""
-    return runpy.run_path(str(paths.PARAMS / "collect_power.py"))
-
-
-def jetson(folders: Sequence[Path]) -> Meter:
-    """Return the meter of a Jetson board, by Linux's hwmon (JetPack 4: iio): the rails whose sum is its module or all of it.
-
-    ``BOARDS`` in params/collect_power.py says which rails these are. Raises InputError for a board that is not in it.
-    """
-    try:
-        _, channels = collector()["find_channels"](folders)
-    except collector()["InputError"] as error:
-        raise InputError(str(error)) from None
+def replay(log: PowerLog, name: str, clock: Callable[[], float] = time.perf_counter) -> Meter:
+    """Return a meter that plays a recorded log from now on, by any clock in s; NaN at its end."""
+    begin, passed_s = clock(), log.at_s - log.at_s[0]
 
     def power_w() -> float:
-        return sum(float(channel.volts.read_text()) * float(channel.amperes.read_text()) for channel in channels) / 1e6
+        return float(np.interp(clock() - begin, passed_s, log.power_w, right=math.nan))
 
-    with refused(f"the sensors in {channels[0].volts.parent} cannot be read: "):
-        power_w()
-    return Meter(f"{channels[0].chip} {' + '.join(channel.label for channel in channels)}", PERIOD_S, _or_nan(power_w))
-
-
-def replay(trace: Trace, name: str, clock: Callable[[], float] = time.perf_counter) -> Meter:
-    """Return a meter that plays a recorded trace again from now on, by any clock in s; NaN once it is over."""
-    begin, passed_s = clock(), trace.at_s - trace.at_s[0]
-
-    def reader(values: np.ndarray) -> Callable[[], float]:
-        return lambda: float(np.interp(clock() - begin, passed_s, values, right=math.nan))
-
-    return Meter(f"replay of {name}", max(PERIOD_S, float(np.median(np.diff(passed_s)))), reader(trace.power_w),
-                 reader(trace.counter_j), replayed=True)
+    period_s = max(PERIOD_S, float(np.median(np.diff(passed_s))))
+    return Meter(f"replay of {name}", period_s, power_w)
 
 
 def absent(reason: str) -> Meter:
-    """Return what stands for no meter."""
+    """Return a meter that measures nothing, for a reason."""
     return Meter(NOT_MEASURED, math.inf, reason=reason)
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
-
-
 def open_meter(device: str) -> Meter:
-    """Return the meter of a device (``cpu``, ``cuda:0``); one that cannot be read is ``absent`` with the reason.
+    """Return the meter of a device (``cpu``, ``cuda:0``), or ``absent`` with a reason.
 
-    LIB_METER in the environment chooses instead: ``none``, or a recorded log of a board, which is played again.
+    LIB_METER in the environment chooses instead: ``none``, or the recorded log of a board.
     Raises InputError for a log that is none.
     """
     if choice := os.environ.get(CHOICE):
-        path = Path(choice)
-        return absent(f"{CHOICE} is none") if choice == "none" else replay(power_log.read(path).trace, path.name)
-    board = partial(jetson, collector()["SENSORS"])
-    ways = {"cuda": (lambda: nvml(number_of(device)), board), "cpu": (lambda: rapl(_POWERCAP), board)}
-    reasons = []
-    for way in ways.get(device.partition(":")[0], ()):
-        try:
-            return way()
-        except InputError as error:
-            reasons.append(str(error))
-    return absent("; ".join(reasons) or f"no meter of {device} is known")
+        if choice == "none":
+            return absent(f"{CHOICE} is none")
+        return replay(power_log.read(Path(choice)), Path(choice).name)
+    number = number_of(device)
+    try:
+        if number is not None:
+            return nvml(number)
+        return rapl(_POWERCAP) if device == "cpu" else absent(f"no meter of {device} is known")
+    except InputError as error:
+        return absent(str(error))

@@ -1,4 +1,4 @@
-"""Readings of a meter over time, and the energy of a window of them."""
+"""The energy of a window of a meter's readings."""
 
 import math
 from dataclasses import dataclass
@@ -10,24 +10,10 @@ NOT_MEASURED = "not measured"
 
 
 @dataclass(frozen=True)
-class Trace:
-    """What a meter gave: moments in s of one clock, power in W and counter in J at each, NaN where there is none (n each)."""
-
-    at_s: np.ndarray
-    power_w: np.ndarray
-    counter_j: np.ndarray
-
-    @classmethod
-    def of_power(cls, at_s: np.ndarray, power_w: np.ndarray) -> "Trace":
-        """Return a trace of power alone, such as a recorded log."""
-        return cls(np.asarray(at_s, float), np.asarray(power_w, float), np.full(len(at_s), np.nan))
-
-
-@dataclass(frozen=True)
 class Energy:
-    """The energy of one window: in all, how it was got, samples, idle power, integral / counter - 1, and why it is NaN.
+    """The energy of one window, how it was measured, and the reason if it is NaN.
 
-    ``disagreement`` is NaN unless both were read.
+    ``disagreement`` is integrated power / counter - 1, NaN unless both were read.
     """
 
     seconds: float
@@ -44,47 +30,50 @@ class Energy:
         return self.energy_j / self.seconds if self.seconds > 0 else math.nan
 
     @property
-    def above_idle_j(self) -> float:
-        """Return what it took above idle; NaN without an idle power of the same session."""
-        return self.energy_j - self.idle_w * self.seconds
-
-    @property
     def columns(self) -> dict[str, float | int | str]:
-        """Return the columns of a table that say how an energy was got (``[*energy]`` in lib.tables)."""
-        return {"power_w": self.power_w, "idle_w": self.idle_w, "energy_method": self.method, "energy_n": self.samples,
-                "energy_disagreement": self.disagreement, "energy_reason": self.reason}
+        """Return the columns of a table that say how an energy was measured."""
+        return {"power_w": self.power_w, "idle_w": self.idle_w, "energy_method": self.method,
+                "energy_n": self.samples, "energy_disagreement": self.disagreement,
+                "energy_reason": self.reason}
 
 
-def of_window(trace: Trace, start_s: float, end_s: float, idle_w: float = math.nan, meter: str = "") -> Energy:
-    """Return the energy of a window of a trace; NaN with a reason where fewer than LEAST_SAMPLES samples lie within it.
+def of_window(samples: np.ndarray, start_s: float, end_s: float, idle_w: float = math.nan,
+              meter: str = "") -> Energy:
+    """Return the energy of a window: by the meter's counter if it has one, else by integration.
 
-    By the counter where the meter has one, else by integration, which must not bridge a gap of half the window.
+    ``samples`` (n, 3) has the time in s, power in W and counter in J, NaN where one was not read.
+    The energy is NaN with a reason if the window has fewer than LEAST_SAMPLES samples.
     """
     seconds = end_s - start_s
-    counter_n, no_counter, _, counter_j = _window(trace.at_s, trace.counter_j, start_s, end_s)
-    power_n, no_power, at_s, power_w = _window(trace.at_s, trace.power_w, start_s, end_s)
-    longest_s = np.diff(at_s).max()
-    if not no_power and longest_s > seconds / 2:
-        no_power = f"no power for {longest_s:.3g} s of {seconds:.3g} s"
+    _, counter_j, no_counter = _within(samples[:, [0, 2]], start_s, end_s)
+    at_s, power_w, no_power = _within(samples[:, [0, 1]], start_s, end_s)
+    gap_s = np.diff(at_s).max(initial=0.0)
+    if not no_power and gap_s > seconds / 2:
+        no_power = f"no power for {gap_s:.3g} s of {seconds:.3g} s"
     if no_counter and no_power:
-        samples, reason = max((power_n, no_power), (counter_n, no_counter), key=lambda side: side[0])
-        return Energy(seconds, samples=samples, idle_w=idle_w, reason=reason)
-    integrated_j = math.nan if no_power else float(np.trapezoid(power_w, at_s))
+        reason = no_power if len(power_w) >= len(counter_j) else no_counter
+        count = max(len(power_w), len(counter_j), 2) - 2
+        return Energy(seconds, samples=count, idle_w=idle_w, reason=reason)
+    integral_j = math.nan if no_power else float(np.trapezoid(power_w, at_s))
     if no_counter:
-        return Energy(seconds, integrated_j, f"{meter} integration".strip(), power_n, idle_w)
+        return Energy(seconds, integral_j, f"{meter} integration".strip(), len(power_w) - 2, idle_w)
     counted_j = float(counter_j[-1] - counter_j[0])
-    disagreement = integrated_j / counted_j - 1 if counted_j > 0 else math.nan
-    return Energy(seconds, counted_j, f"{meter} counter".strip(), counter_n, idle_w, disagreement)
+    disagreement = integral_j / counted_j - 1 if counted_j > 0 else math.nan
+    return Energy(seconds, counted_j, f"{meter} counter".strip(), len(counter_j) - 2, idle_w,
+                  disagreement)
 
 
-def _window(at_s: np.ndarray, values: np.ndarray, start_s: float, end_s: float) -> tuple[int, str, np.ndarray, np.ndarray]:
-    """Return the samples of a window, why they are too few (or nothing), its moments and the values then, ends interpolated."""
-    known = np.isfinite(values)
-    at_s, values = at_s[known], values[known]
-    within = (at_s >= start_s) & (at_s <= end_s)
-    samples, moments = int(within.sum()), np.concatenate([[start_s], at_s[within], [end_s]])
+def _within(samples: np.ndarray, start_s: float,
+            end_s: float) -> tuple[np.ndarray, np.ndarray, str]:
+    """Return times and values of a window, its ends interpolated, and why they are too few."""
+    at_s, values = samples[np.isfinite(samples[:, 1])].T
     if not len(at_s):
-        return 0, "the meter gave no sample", moments, moments
-    outside = start_s < at_s[0] or end_s > at_s[-1]
-    few = f"{samples} samples within {end_s - start_s:.3g} s; {LEAST_SAMPLES} are needed" if samples < LEAST_SAMPLES else ""
-    return samples, "the window is not within the trace" if outside else few, moments, np.interp(moments, at_s, values)
+        return at_s, values, "the meter gave no sample"
+    inside = at_s[(at_s >= start_s) & (at_s <= end_s)]
+    times = np.concatenate([[start_s], inside, [end_s]])
+    reason = ""
+    if start_s < at_s[0] or end_s > at_s[-1]:
+        reason = "the window is not within the trace"
+    elif len(inside) < LEAST_SAMPLES:
+        reason = f"{len(inside)} samples within {end_s - start_s:.3g} s; {LEAST_SAMPLES} are needed"
+    return times, np.interp(times, at_s, values), reason

@@ -1,9 +1,8 @@
-"""Power and energy of named windows of work, from whatever meter there is; where none is, NaN and the reason.
+"""Power and energy of named windows of work, sampled from a meter in a thread beside the work.
 
-A meter is sampled beside the work in a thread. A window's energy is the difference of the meter's counter where it has one,
-and the integral of the sampled power (trapezoids, the ends interpolated); where both exist each checks the other. The rules are
-those of Yang, Adamek and Armour, "Accurate and convenient energy measurements for GPUs" (SC 2024): repeat the work for seconds,
-log the idle power of the same run, and take no number from too few samples.
+The rules are those of Yang, Adamek and Armour, "Accurate and convenient energy measurements for
+GPUs" (SC 2024): repeat the work for seconds, log the idle power of the same run, and take no number
+from too few samples. Without a meter, energies are NaN with the reason.
 """
 
 import math
@@ -17,22 +16,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from lib.measure.energy.meters import Meter
-from lib.measure.energy.trace import LEAST_SAMPLES, Energy, Trace, of_window
+from lib.measure.energy.trace import LEAST_SAMPLES, Energy, of_window
 
-_IDLE_PERIODS, _IDLE_S = 12, 0.25  # idle power is logged for so many sampling periods (LEAST_SAMPLES and two), and so long
+_IDLE_PERIODS, _IDLE_S = LEAST_SAMPLES + 2, 0.25  # idle power is logged at least so long
 LEAST_S = 2.0  # of work, where it can be repeated
 
 
 def idle_seconds(meter: Meter) -> float:
-    """Return how long the idle power has to be logged for enough samples; a busy host misses some of a fast meter."""
+    """Return how long to log the idle power for enough samples."""
     return max(_IDLE_PERIODS * meter.period_s, _IDLE_S)
 
 
 @dataclass
 class Recorder(AbstractContextManager):
-    """Samples a meter beside the work, from entering to leaving; energies of windows are asked then or afterwards.
+    """Samples a meter while it is entered; ask for energies of windows then or afterwards.
 
-    The clock is ``time.perf_counter``. ``idle_w`` is the mean power while it last rested, or that of an earlier recorder.
+    The clock is ``time.perf_counter``. ``idle_w`` is the mean power while it last rested.
     """
 
     meter: Meter
@@ -65,49 +64,39 @@ class Recorder(AbstractContextManager):
             self._sample()
 
     def _sample(self) -> None:
-        with self._lock:  # meters with a state are read by one thread at a time, and samples stay in order
-            self._samples.append((time.perf_counter(), self.meter.power_w(), self.meter.counter_j()))
+        with self._lock:  # samples stay in order
+            now = time.perf_counter()
+            self._samples.append((now, self.meter.power_w(), self.meter.counter_j()))
 
     def rest(self, seconds: float) -> None:
-        """Log the idle power of this run; without a meter there is nothing to wait for."""
+        """Log the idle power of this run; returns at once without a meter."""
         if self.present:
             start_s = time.perf_counter()
             time.sleep(seconds)
             self.idle_w = self.energy(start_s, time.perf_counter()).power_w
 
-    @property
-    def trace(self) -> Trace:
-        """Return what the meter gave until now."""
-        return self._since(-math.inf)
-
-    def _since(self, start_s: float) -> Trace:
-        """Return what the meter gave from the last sample before ``start_s`` on."""
-        newest = self._samples[max(0, bisect_left(self._samples, (start_s,)) - 1):]
-        return Trace(*np.array(newest, float).reshape(-1, 3).T)
-
     def energy(self, start_s: float, end_s: float) -> Energy:
-        """Return the energy between two moments of its clock; without a meter it says why there is none."""
+        """Return the energy between two moments of its clock; without a meter it has the reason."""
         if not self.present:
             return Energy(end_s - start_s, reason=self.meter.reason)
         if self._thread.is_alive():
             self._sample()
-        return of_window(self.trace, start_s, end_s, self.idle_w, self.meter.name)
+        first = max(0, bisect_left(self._samples, (start_s,)) - 1)
+        samples = np.array(self._samples[first:], float).reshape(-1, 3)
+        return of_window(samples, start_s, end_s, self.idle_w, self.meter.name)
 
     def energy_j(self, start_s: float, end_s: float) -> float:
-        """Return the energy of a window that has just ended, in J; NaN where it is too short for enough samples.
-
-        Costs a sample, and only where there are enough.
-        """
+        """Return the energy of a window that has just ended, in J; NaN at once for a short one."""
         if end_s - start_s < LEAST_SAMPLES * self.meter.period_s:
             return math.nan
-        self._sample()
-        return of_window(self._since(start_s), start_s, end_s).energy_j
+        return self.energy(start_s, end_s).energy_j
 
 
-def of_calls(chunk: Callable[[], object], calls: int, seconds: float, meter: Meter, idle_w: float) -> tuple[Energy, int]:
-    """Repeat ``chunk``, which makes ``calls`` calls and waits for them, for so many seconds; return all energy, and calls.
+def of_calls(chunk: Callable[[], object], calls: int, seconds: float, meter: Meter,
+             idle_w: float) -> tuple[Energy, int]:
+    """Repeat ``chunk``, which makes ``calls`` calls and waits for them; return energy and calls.
 
-    Without a meter nothing is repeated, and the energy says why.
+    Without a meter nothing is repeated.
     """
     repeats = 0
     with Recorder(meter, idle_w) as recorder:
@@ -119,7 +108,7 @@ def of_calls(chunk: Callable[[], object], calls: int, seconds: float, meter: Met
 
 
 def idle_w(meter: Meter) -> float:
-    """Return the mean power while nothing is done, in W (see ``idle_seconds``); NaN without a meter, at once."""
+    """Return the mean power at rest, in W; NaN without a meter, at once."""
     with Recorder(meter) as recorder:
         recorder.rest(idle_seconds(meter))
     return recorder.idle_w

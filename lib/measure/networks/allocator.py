@@ -12,9 +12,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from math import prod
 from pathlib import Path
 
@@ -132,17 +130,3 @@ def fresh_bytes(plan: Plan) -> float:
     if done.returncode:
         raise InputError(f"a pass's allocations cannot be repeated: {(done.stderr.strip().splitlines() or ['no reason'])[-1]}")
     return float(np.mean([float(line) for line in done.stdout.split()]))
-
-
-def replayed(plan: Plan) -> Future[float]:
-    """Begin to repeat a pass's allocations beside what this process does; the result is that of ``fresh_bytes``."""
-    return _replays().submit(fresh_bytes, plan)
-
-
-@cache
-def _replays() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1)  # one after another: each takes all processors
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_replays.cache_clear)  # a copy of this process has none of its threads

@@ -4,15 +4,16 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, PlainSerializer, model_validator
 
 from lib import locks, store
 from lib.config.base import Count, Strict, build, mapping
 from lib.errors import refused
-from lib.measure.gpus.watch import GpuUse
-from lib.measure.networks.case import Case
+from lib.measure.disturbance import GpuUse
+from lib.work.run_config import RunConfig, layout_of
 
 Key = tuple[int, str, str]  # round, network and memory
 
@@ -29,20 +30,30 @@ class PassEnergy(BaseModel, extra="forbid"):
     energy_reason: str
 
 
-class Result(BaseModel, extra="forbid", populate_by_name=True):
-    """The measurement of one case: its times (one per pass), peak memory, energy and GPU, or the reason of its failure.
+def _as_fields(case: Any) -> Any:
+    """Return fields of a ``RunConfig`` from its columns."""
+    if not isinstance(case, dict) or "channels_last" not in case:
+        return case
+    others = {name: value for name, value in case.items() if name != "channels_last"}
+    return others | {"layout": layout_of(case)}
 
-    ``reference_kernel_ms`` are times of the reference kernel beside each pass. ``gpu`` is None off a GPU.
+
+class Result(BaseModel, extra="forbid", populate_by_name=True):
+    """The measurement of one case: the times of its passes, memory, energy and GPU, or why it failed.
+
+    ``reference_kernel_ms`` are times of the reference kernel beside each pass; ``gpu`` is None off a
+    GPU.
     """
 
-    case: Case
+    case: Annotated[RunConfig, BeforeValidator(_as_fields),
+                    PlainSerializer(lambda config: config.columns)]
     reason: str = ""
     samples_ms: list[float] = []
     reference_kernel_ms: list[float] = Field([], alias="yardstick_ms")
     rss_mb: float = np.nan
     tensors_mb: float = np.nan
     prepare_s: float = np.nan
-    energy: PassEnergy | None = None  # older files have none
+    energy: PassEnergy | None = None
     gpu: GpuUse | None = None
 
     @model_validator(mode="after")
@@ -78,13 +89,15 @@ def opened(path: Path) -> AbstractContextManager[store.Lines]:
 
     Raises InputError for a file that holds something else.
     """
-    return closing(store.Lines(path, resume=True, timeout_s=locks.PATIENCE_S, check=lambda: list(recorded(path))))
+    return closing(store.Lines(path, resume=True, timeout_s=locks.PATIENCE_S,
+                               check=lambda: list(recorded(path))))
 
 
-def read(path: Path, device_id: str, groups: Mapping[tuple[str, str], list[Case]]) -> dict[Key, Visit]:
-    """Return the visits to a device whose cases are still wanted (by network and memory); a later one replaces an earlier."""
+def read(path: Path, device_id: str,
+         groups: Mapping[tuple[str, str], list[RunConfig]]) -> dict[Key, Visit]:
+    """Return the visits to a device of the cases that are wanted, by network and memory; the last count."""
     return {visit.key: visit for visit in recorded(path) if visit.device == device_id
-            and groups.get((visit.network, visit.memory)) == [result.case for result in visit.results]}
+            and groups.get((visit.network, visit.memory)) == [one.case for one in visit.results]}
 
 
 def recorded(path: Path) -> Iterator[Visit]:

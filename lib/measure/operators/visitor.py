@@ -1,4 +1,4 @@
-"""The worker of a sweep: a process that visits configurations on one device, and its replacement when it dies or hangs."""
+"""The worker of a sweep: a process that visits configurations on one device."""
 
 import gc
 import os
@@ -12,7 +12,7 @@ import torch
 from lib import locks, store
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError
-from lib.measure import load, machine
+from lib.measure import disturbance, machine
 from lib.measure.budget import Budget
 from lib.measure.energy.trace import Energy
 from lib.measure.networks import allocator
@@ -21,23 +21,17 @@ from lib.measure.worker import Service, WorkerLostError
 from lib.work.graph.ops import Ops
 from lib.work.graph.spaces import Config
 
-_DEATHS = 2  # of the worker at one configuration, before that counts as failed
-
 
 @contextmanager
-def _visits(device_id: str, threads: int, visit_ms: float, patience_s: float,
-            card: str) -> Iterator[tuple[store.Facts, Callable]]:
-    """Set this process up for visits to a device; give its identity, and the function of a request.
+def visits(device_id: str, threads: int, visit_ms: float,
+           patience_s: float) -> Iterator[tuple[store.Facts, Callable]]:
+    """Set this process up for visits to a device; yield its identity and the function of a request.
 
-    A request is the name of a method of ``Bench`` and its arguments. ``card`` is the UUID that the GPU must have (empty: any).
-
-    Raises InputError for a device that is not here or is taken, and for another card under its name.
+    A request is the name of a method of ``Bench`` and its arguments. Raises InputError for a device
+    that is not here or is taken.
     """
     device = machine.device(device_id)
     machine.use(device)
-    here = machine.card(device)
-    if card not in ("", here):  # the cards behind one that is lost move up
-        raise InputError(f"{device_id} is now {here} and was {card}: a card is lost")
     if threads:
         torch.set_num_threads(threads)
     torch.set_grad_enabled(True)
@@ -45,7 +39,7 @@ def _visits(device_id: str, threads: int, visit_ms: float, patience_s: float,
     with locks.device(device_id):
         bench = visit.Bench(device, visit_ms)
         bench.kernel.settle()
-        load.wait_for_quiet(threads, patience_s, window_s=0.25, device=str(device))
+        disturbance.wait_for_quiet(threads, patience_s, window_s=0.25, device=str(device))
         gc.disable()
 
         def respond(request: tuple[str, tuple]) -> store.Facts:
@@ -53,13 +47,13 @@ def _visits(device_id: str, threads: int, visit_ms: float, patience_s: float,
             name, arguments = request
             return getattr(bench, name)(*arguments)
 
-        yield {**identity, "tf32": machine.tf32(device), "threads": threads, "spare_cores": load.spare_cores(threads),
-               "pid": os.getpid(), "card": here, "free_bytes": machine.free_bytes(device),
-               "meter": bench.meter.name}, respond
+        yield {**identity, "tf32": machine.tf32(device), "threads": threads, "pid": os.getpid(),
+               "spare_cores": disturbance.spare_cores(threads), "card": machine.card(device),
+               "free_bytes": machine.free_bytes(device), "meter": bench.meter.name}, respond
 
 
 class Visitor:
-    """Has configurations visited in a worker process, which is started again after it died or hung."""
+    """Has configurations visited in a worker process; replaces one that dies or hangs."""
 
     def __init__(self, device: str, p: SweepParams):
         self._device, self._p, self._card = device, p, ""
@@ -67,46 +61,53 @@ class Visitor:
 
     def _start(self) -> None:
         patience_s = min(self._p.patience_s, Budget(self._p.budget_s).patience_s)
-        # with a retained heap: else the outputs of large operators would fault their pages in at each call
-        self._service = Service(_visits, self._device, self._p.threads, self._p.visit_ms, patience_s, self._card,
+        # a retained heap, or the outputs of large operators would fault in their pages
+        self._service = Service(visits, self._device, self._p.threads, self._p.visit_ms, patience_s,
                                 environment=allocator.RETAINED)
 
     def ready(self) -> store.Facts:
-        """Wait until the process is set up and the machine quiet; return its identity, or raise what stopped it."""
+        """Wait until the process is set up and the machine quiet; return its identity.
+
+        Raises what stopped it, and InputError where the device is another card than before.
+        """
         identity = self._service.ready()
+        if self._card not in ("", identity["card"]):  # the cards behind a lost one move up
+            raise InputError(f"{self._device} is now {identity['card']} and was {self._card}: "
+                             "a card is lost")
         self._card = identity["card"]
         return identity
 
-    def visit(self, config: Config, ops: Ops) -> store.Facts:
-        """Have one configuration measured; where the worker hangs, or dies twice, the result says so with status failed.
+    def _ask(self, name: str, arguments: tuple, timeout_s: float) -> store.Facts:
+        """Return the worker's response; WorkerLostError where it is lost and another one is ready.
 
-        Raises DeviceLostError where the device cannot be used any more.
+        Raises DeviceLostError where none can start.
         """
-        return self._answer("visit", (config, ops), lambda reason, seconds: {
-            **visit.NOTHING, "visit_s": seconds, "reason": reason})
-
-    def energy(self, config: Config, ops: Ops, seconds: float) -> store.Facts:
-        """Have one configuration looped for its energy; where the worker hangs, or dies twice, the result says so."""
-        return self._answer("energy", (config, ops, seconds), lambda reason, spent_s: {
-            "energy_j": np.nan, "calls": 0, "loop_s": spent_s, **Energy(0.0, reason=reason).columns}, seconds)
-
-    def _answer(self, name: str, arguments: tuple, lost: Callable[[str, float], store.Facts],
-                seconds: float = 0.0) -> store.Facts:
-        """Return the worker's response, or, where it hangs or dies again and again, ``lost`` of the reason and the time."""
-        begin, reason = time.monotonic(), ""
-        for _ in range(_DEATHS):
-            try:
-                return self._service.ask((name, arguments), self._p.timeout_s + seconds)
-            except WorkerLostError as error:
-                reason, hung = str(error), error.hung
+        try:
+            return self._service.ask((name, arguments), timeout_s)
+        except WorkerLostError as error:
             try:
                 self._start()
                 self.ready()
-            except (InputError, RuntimeError) as error:
-                raise machine.DeviceLostError(f"{reason}; then {error}") from None
-            if hung:
-                break
-        return lost(reason, time.monotonic() - begin)
+            except (InputError, RuntimeError) as lost:
+                raise machine.DeviceLostError(f"{error}; then {lost}") from None
+            raise
+
+    def visit(self, config: Config, ops: Ops) -> store.Facts:
+        """Return the row of ``repeats`` of one visit, which failed where the worker is lost."""
+        begin = time.monotonic()
+        try:
+            return self._ask("visit", (config, ops), self._p.timeout_s)
+        except WorkerLostError as error:
+            return {**visit.NOTHING, "visit_s": time.monotonic() - begin, "reason": str(error)}
+
+    def energy(self, config: Config, ops: Ops, seconds: float) -> store.Facts:
+        """Return the row of ``energies`` of a loop of so many seconds, as ``visit`` does."""
+        begin = time.monotonic()
+        try:
+            return self._ask("energy", (config, ops, seconds), self._p.timeout_s + seconds)
+        except WorkerLostError as error:
+            return {"energy_j": np.nan, "calls": 0, "loop_s": time.monotonic() - begin,
+                    **Energy(0.0, reason=str(error)).columns}
 
     def shut_down(self) -> None:
         """End the process."""

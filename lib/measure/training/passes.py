@@ -11,7 +11,7 @@ import torch
 
 from lib import files, paths
 from lib.config.notebooks import ProfileParams
-from lib.measure import load
+from lib.measure import disturbance
 from lib.measure.budget import Budget
 from lib.measure.energy.windows import LEAST_S, Recorder
 from lib.measure.timing import synchronize
@@ -143,7 +143,7 @@ class Outcome:
     """Clock of the unsynchronised pass, load while training, and metrics of the passes."""
 
     pipelined: Stopwatch
-    seen: load.Load
+    seen: disturbance.Load
     metrics: dict[str, dict[str, float]]
 
 
@@ -177,7 +177,7 @@ def _warm_up(run: Run, observer: Observer | None = None) -> float:
 
 def measure_passes(run: Run) -> Outcome:
     """Run warm-up, the unsynchronised pass, the profiled epochs, evaluation and test."""
-    p, metrics, watch = run.p, {}, load.LoadWatch(str(run.device))
+    p, metrics, watch = run.p, {}, disturbance.LoadWatch(str(run.device))
     if not p.profile:
         pipelined = _pipelined(run, _warm_up(run))
         return Outcome(pipelined, watch.reading(), metrics)

@@ -14,7 +14,7 @@ from lib import locks, paths, store
 from lib.config import definitions
 from lib.config.notebooks import ProfileParams
 from lib.errors import InputError
-from lib.measure import load, machine
+from lib.measure import disturbance, machine
 from lib.measure.budget import Budget
 from lib.measure.energy.meters import open_meter
 from lib.measure.energy.windows import Recorder, idle_seconds
@@ -172,8 +172,8 @@ def measure(p: ProfileParams, workload: definitions.Workload | None = None) -> P
         seed_everything(p.seed)
         trainer = _trainer(p, task, device)
         stack.enter_context(locks.device(str(device)))
-        before = load.wait_for_quiet(torch.get_num_threads(), patience_s=budget.patience_s,
-                                     device=str(device))
+        before = disturbance.wait_for_quiet(torch.get_num_threads(), device=str(device),
+                                            patience_s=budget.patience_s)
         recorder = stack.enter_context(Recorder(open_meter(str(device))))
         recorder.rest(min(idle_seconds(recorder.meter), _IDLE_SHARE * budget.left_s))
         run = Run(p, task, opened, device, trainer, "", recorder, budget)

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from lib.measure import load
+from lib.measure import disturbance
 from lib.measure.statistics import NOISY, Timing, judged
 
 DRIFT = 0.03  # between the medians of the thirds of a run
@@ -17,7 +17,7 @@ def steady(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[~rows["warmup"] & (rows["batch_size"] == full)]
 
 
-def judge(step_ms: np.ndarray, seen: load.Load, threads: int,
+def judge(step_ms: np.ndarray, seen: disturbance.Load, threads: int,
           pipelined_ms: float | None) -> tuple[str, str]:
     """Return the verdict on a run and the reason, empty when it is stable.
 

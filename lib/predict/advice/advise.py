@@ -3,18 +3,18 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product, takewhile
+from itertools import takewhile
 from operator import itemgetter
 from typing import Any
 
 import pandas as pd
 
-from lib.errors import InputError, choices, entry
+from lib.errors import InputError, choices
 from lib.predict import registry
-from lib.predict.advice.query import COLUMNS, INT8, Answer, CapturedQuery, Query
-from lib.predict.cards.whole_networks import LAYOUTS
+from lib.predict.advice.query import COLUMNS, Answer, CapturedQuery, is_by_runtime
 from lib.predict.networks import gains
 from lib.predict.power import limits
+from lib.work.run_config import INT8, USUAL_CONDITION, DeviceCondition, RunConfig
 
 BATCHES = (1, 4, 16, 64, 256)
 _TIE = 0.1  # share of a range's reach, in log time, below which a difference of two predictions says nothing
@@ -73,13 +73,15 @@ def tied(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
                              <= _TIE * min(reach(best), reach(row)), rows[1:])]
 
 
-def advise(query: Query, devices: Sequence[str] = (), crossovers: bool = True) -> Advice:
-    """Predict ``query`` on the named devices, or on all that have a model, and recommend one.
+def advise(config: RunConfig, devices: Sequence[str] = (), crossovers: bool = True,
+           condition: DeviceCondition = USUAL_CONDITION) -> Advice:
+    """Predict a run on the named devices in a condition, or on all that have a model, and recommend one.
 
     Raises InputError for a network that cannot be built or captured, and for a device without a model (they are listed).
     """
-    captured = CapturedQuery(query)
-    results = answers(captured, for_networks(devices, query.dtype, query.is_by_runtime), bool(devices))
+    captured = CapturedQuery(config)
+    predictors = for_networks(devices, config.dtype, is_by_runtime(config))
+    results = answers(captured, predictors, bool(devices), condition=condition)
     table = predictions(results)
     fastest = ["cpu", *table.loc[table["device"] != "cpu", "device"]][:_COMPARED]
     compared = [answer for answer in results if answer.predictor.device in fastest]
@@ -101,22 +103,21 @@ def for_networks(devices: Sequence[str], dtype: str, in_runtime: bool = False) -
 
 
 def answers(captured: CapturedQuery, predictors: Sequence[registry.Predictor], named: bool,
-            batch_size: int = 0) -> list[Answer]:
-    """Return the answers of the devices that can be predicted in the query's layout, compiled or not.
+            batch_size: int = 0, condition: DeviceCondition = USUAL_CONDITION) -> list[Answer]:
+    """Return the answers of the devices that can be predicted in the run's layout, compiled or not.
 
     With several GPUs, CPUs are left out; under a power limit, GPUs that do not take it. Raises InputError if no device is left,
     or if one that was ``named`` is left out.
     """
-    query = captured.query
-    entry(LAYOUTS, query.layout, "layout")
-    results = [Answer(captured, predictor, batch_size) for predictor in predictors]
-    able = [answer for answer in results if (query.is_plain or answer.condition or answer.uses_gain or answer.uses_runtime)
-            and (query.gpus == 1 or answer.predictor.device_type != "cpu")]
+    config, limit_w = captured.config, condition.power_limit_w
+    results = [Answer(captured, predictor, batch_size, condition) for predictor in predictors]
+    able = [answer for answer in results if (config.is_plain or answer.condition or answer.uses_gain or answer.uses_runtime)
+            and (config.gpus == 1 or answer.predictor.device_type != "cpu")]
     if not able or (named and len(able) < len(results)):
         unable = choices(answer.predictor.device for answer in results if answer not in able)
-        condition = " ".join([*query.words, query.mode, *[f"{query.gpus} GPUs"] * (query.gpus > 1)])
-        raise InputError(f"no networks were measured in this condition ({condition}) for: {unable}")
-    refusals = [query.power_limit_w and limits.refusal(answer.predictor.kind, query.power_limit_w) for answer in able]
+        raise InputError(f"no networks were measured in this condition ({replace(config, network='').label} {config.mode}) "
+                         f"for: {unable}")
+    refusals = [limit_w and limits.refusal(answer.predictor.kind, limit_w) for answer in able]
     if all(refusals) or (named and any(refusals)):
         raise InputError(next(filter(None, refusals if named else reversed(refusals))))  # of a GPU: the CPU is the first
     return [answer for answer, refusal in zip(able, refusals, strict=True) if not refusal]
@@ -130,14 +131,12 @@ def predictions(results: Sequence[Answer]) -> pd.DataFrame:
 def _crossovers(compared: Sequence[Answer]) -> list[str]:
     """Return the batch sizes at which another device becomes the fastest, in words."""
     changes, last = [], ""
-    for batch, answer in product(BATCHES, compared):
-        answer.captured.scaled(batch, answer.predictor.device_type)  # its allocations are replayed in the background
     for batch in BATCHES:
         results = [replace(answer, batch_size=batch) for answer in compared]
         rows = [{"device": answer.predictor.device, **answer.estimate.times} for answer in results if answer.fits]
         rows.sort(key=itemgetter("predicted_ms", "device"))
         best = " or ".join(sorted(row["device"] for row in tied(rows))) if rows else "none (memory)"
         if best != last:
-            changes.append(f"from batch {batch * compared[0].query.gpus}: {best}")
+            changes.append(f"from batch {batch * compared[0].config.gpus}: {best}")
         last = best
     return changes

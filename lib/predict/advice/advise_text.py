@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from pydantic_core import to_jsonable_python
 
 from lib.errors import choices
-from lib.measure.speed_history import ELASTICITY, Speed
+from lib.measure.reference_kernel import KernelNow, ProcessorSpeed
 from lib.predict import parallel, registry, steps, transfer_cpu
 from lib.predict.advice.advise import Advice, tied
 from lib.predict.advice.suggestions import RETAINING, Change, retained_memory
@@ -44,14 +44,18 @@ Row = dict[str, Any]
 
 def heading(advice: Advice) -> str:
     """Say what was predicted."""
-    query, batch_size = advice.captured.query, advice.captured.batch_size * advice.captured.query.gpus
-    work, scheme = "a forward pass", query.parallel
-    if query.mode == "train":
+    config = advice.captured.config
+    batch_size = advice.captured.batch_size * config.gpus
+    work, scheme = "a forward pass", config.parallel
+    if config.mode == "train":
         work = "a training step (loader, copy, forward, backward, Adam)"
         scheme = parallel.SCHEMES[scheme].words.format(advice.table["gradients_mb"].iloc[0])
-    conditions = [*query.words, *[f"{query.gpus} GPUs ({scheme})"] * (query.gpus > 1)]
-    given = [f"{entry.name} {entry.sample}".strip() for entry in query.network(1).batch if entry.name or not entry.is_float]
-    return (f"{query.model}, {work} of {batch_size} sample{'s' * (batch_size > 1)}"
+    how = replace(config, network="", gpus=1).label
+    conditions = [how if config.is_for_cpu else how.removeprefix("torch ")]
+    if config.gpus > 1:
+        conditions.append(f"{config.gpus} GPUs ({scheme})")
+    given = [f"{entry.name} {entry.sample}".strip() for entry in config.loaded(1).batch if entry.name or not entry.is_float]
+    return (f"{config.network}, {work} of {batch_size} sample{'s' * (batch_size > 1)}"
             f"{f' of {choices(given)}' if given else ''}, {', '.join(conditions)}")
 
 
@@ -105,7 +109,7 @@ def _prepared(advice: Advice) -> list[str]:
 
 
 def _limited(advice: Advice) -> list[str]:
-    limit_w = advice.captured.query.power_limit_w
+    limit_w = advice.answers[0].device_condition.power_limit_w
     rows = advice.table.to_dict("records") if limit_w else ()
     return [f"{row['device']} limited to {limit_w:g} W: {limits.text(row)}." for row in rows]
 
@@ -222,7 +226,7 @@ def text(advice: Advice) -> str:
 
 def _notes(advice: Advice) -> list[str]:
     """Return notes on the times, such as operators without a model and hosts that nobody measured."""
-    shown, dtype = advice.table, advice.captured.query.dtype
+    shown, dtype = advice.table, advice.captured.config.dtype
     works = {answer.predictor.device_type: answer.work for answer in advice.answers}
 
     def listed(name):
@@ -251,36 +255,33 @@ def _notes(advice: Advice) -> list[str]:
 def _step_notes(advice: Advice) -> list[str]:
     """Return the sources of the parts of a training step."""
     sources = {}
-    for answer in advice.answers if advice.captured.query.mode == "train" else ():
+    for answer in advice.answers if advice.captured.config.mode == "train" else ():
         for name, costs in steps.costs_of(answer.predictor).items():
             sources.setdefault(f"{name.replace('_', ' ')}: {costs.source}", []).append(answer.predictor.device)
     return [f"{source} ({choices(devices)})" for source, devices in sources.items()]
 
 
-def on_this_cpu(predictor: registry.Predictor, times: Mapping[str, float], speed: Speed) -> Row:
-    """Return the CPU's time at its usual speed (``usual_ms``), now, and its range here (``Speed.expected``)."""
-    usual = {"usual_ms": speed.usual_ms, "elasticity": ELASTICITY}
-    learned = predictor.model.facts.get("processor_speed", usual)  # when this machine was calibrated
-    now = replace(speed, usual_ms=learned["usual_ms"])
-    return {"usual_ms": times["predicted_ms"], **now.expected(**times, elasticity=learned["elasticity"]), "speed": now.share,
-            "looks": now.looks}
+def cpu_now(advice: Advice, kernel: KernelNow) -> Row:
+    """Return the CPU's time at its usual speed and now, in ms (NaN if busy), and its speed as a share of the usual one.
 
-
-def expected(advice: Advice, speed: Speed) -> Row:
-    """Return ``on_this_cpu`` of an answer that has a CPU."""
+    Empty unless a calibration measured the usual time of the reference kernel on this CPU.
+    """
     cpu = advice.of("cpu")
-    return on_this_cpu(cpu.predictor, cpu.estimate.times, speed)
+    if cpu is None or cpu.predictor.model.scaling or "processor_speed" not in cpu.predictor.model.facts:
+        return {}
+    usual = ProcessorSpeed(**cpu.predictor.model.facts["processor_speed"])
+    usual_ms, speed = cpu.estimate.predicted_ms, math.nan if kernel.busy else usual.usual_ms / kernel.ms
+    return {"usual_ms": usual_ms, "now_ms": usual_ms * speed ** -usual.elasticity, "speed": speed}
 
 
-def _here(advice: Advice, speed: Speed) -> str:
-    row = expected(advice, speed)
-    usual, now, low, high = (_figures(row[name]) for name in ("usual_ms", "now_ms", "here_low_ms", "here_high_ms"))
-    now = f"{now} ms now (at {row['speed']:.2f} of its usual speed)"
-    if speed.busy:
-        now = f"the machine is too busy to tell its speed now ({speed.busy})"
-    looks = f"{row['looks'] or 'no'} measurement{'s' * (row['looks'] != 1)} of its speed"
-    return (f"On this CPU: {usual} ms usually; {now}; nine runs of ten here take {low} to {high} ms (by {looks}"
-            f"{speed.not_kept and f', the last is not kept: {speed.not_kept}'}).")
+def _now(advice: Advice, kernel: KernelNow | None) -> str:
+    row = cpu_now(advice, kernel) if kernel else {}
+    if not row:
+        return ""
+    now = f"{_figures(row['now_ms'])} ms now (at {row['speed']:.2f} of its usual speed)"
+    if kernel.busy:
+        now = f"the machine is too busy to tell its speed now ({kernel.busy})"
+    return f"On this CPU: {_figures(row['usual_ms'])} ms usually; {now}."
 
 
 def _heaps(advice: Advice, suggested: Sequence[Change]) -> list[str]:
@@ -290,11 +291,10 @@ def _heaps(advice: Advice, suggested: Sequence[Change]) -> list[str]:
             if change.settings.get("memory") == "kept" and change.predicted_gain >= _APART]
 
 
-def cpu_load_note(advice: Advice, free: int, speed: Speed | None = None) -> str:
+def cpu_load_note(advice: Advice, free: int, kernel: KernelNow | None = None) -> str:
     """Say what the CPU's times assume, and what to expect while other processes hold cores; empty without a CPU.
 
-    ``free``: cores that they left free a moment ago. ``speed``: the processor's, from which follow the time to expect now and
-    the range usual here.
+    ``free``: cores that they left free a moment ago. ``kernel``: the reference kernel now, which tells the time to expect now.
     """
     cpu = advice.of("cpu")
     if cpu is None:
@@ -306,22 +306,21 @@ def cpu_load_note(advice: Advice, free: int, speed: Speed | None = None) -> str:
         why = "the ceilings measured here are unusable, others held cores" if is_doubtful else "no ceilings were measured here"
         assumed += f" like {cpu.predictor.origin.removeprefix(transfer_cpu.CPU)}, not scaled to this one: {why}"
     busy = f"; others hold cores now: set OMP_NUM_THREADS={free} meanwhile" * (free < threads)
-    here = _here(advice, speed) if speed and not cpu.predictor.is_unscaled else ""
-    return " ".join(filter(None, (f"{assumed}{busy}.", here)))
+    return " ".join(filter(None, (f"{assumed}{busy}.", _now(advice, kernel))))
 
 
 def records(advice: Advice, verified: tuple[float, Sequence[Change]] | None = None, note: str = "",
-            speed: Speed | None = None) -> list[Row]:
+            kernel: KernelNow | None = None) -> list[Row]:
     """Return the table as plain values for JSON, one row per device; unknown values are null.
 
     This machine's CPU gets more: ``verified_ms`` and ``changes`` from ``verified`` (the ms and the changes measured here),
-    ``note`` (``cpu_load_note``), the times to expect at the processor's ``speed`` (``expected``), and ``retained_ms`` with a
-    heap that retains freed memory.
+    ``note`` (``cpu_load_note``), its time now by the reference ``kernel`` (``cpu_now``), and ``retained_ms`` with a heap that
+    retains freed memory.
     """
     rows = advice.table.to_dict("records")
     names, more = ("what", "predicted_gain", "measured_gain", "why"), {"note": note} if note else {}
     cpu = advice.of("cpu")
-    more |= expected(advice, speed) if speed and cpu and not cpu.predictor.is_unscaled else {}
+    more |= cpu_now(advice, kernel) if kernel else {}
     if cpu and (change := retained_memory(cpu)):
         more["retained_ms"] = cpu.estimate.predicted_ms / change.predicted_gain
     if verified:
@@ -359,11 +358,11 @@ def verdict(advice: Advice, measured_ms: float) -> str:
     if math.isnan(measured_ms):
         return ("\nnot compared with a measurement: other processes held this machine's cores meanwhile; run --verify again "
                 "when it is idle")
-    what = "forward and backward measured" if advice.captured.query.mode == "train" else "measured"
+    what = "forward and backward measured" if advice.captured.config.mode == "train" else "measured"
     measured, cpu = f"\n{what} on this machine's CPU: {measured_ms:,.4g} ms", advice.of("cpu")
     if cpu is None:
         return measured
-    in_a_loop = advice.captured.query.mode == "train" and not cpu.uses_gain  # predicted so, and measured by itself
+    in_a_loop = advice.captured.config.mode == "train" and not cpu.uses_gain  # predicted so, and measured by itself
     passes = cpu.predictor.estimate(cpu.work) if in_a_loop else cpu.passes
     covered = "inside" if passes.low_ms <= measured_ms <= passes.high_ms else "OUTSIDE"
     return (f"{measured}, {covered} the interval {passes.low_ms:,.4g} to "

@@ -10,12 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lib.config.definitions import RUNTIMES
-from lib.errors import InputError, choices, entry
-from lib.measure import worker
+from lib.errors import InputError, choices
 from lib.measure.networks import allocator
-from lib.measure.networks.case import Case
-from lib.names import known
 from lib.predict import boards, parallel, registry, scores, steps
 from lib.predict.analytic import roofline
 from lib.predict.cards import rows as card_rows
@@ -23,13 +19,13 @@ from lib.predict.cards import whole_networks
 from lib.predict.cards.features import Condition
 from lib.predict.networks import composition, gains, resident, runtimes, work
 from lib.predict.networks.composition import Composition, Estimate
-from lib.predict.networks.runtimes import RuntimeCondition
 from lib.predict.networks.step import STEP_PHASES, Step
 from lib.predict.networks.work import Work
 from lib.predict.power import energy, limits
 from lib.predict.trust import quote
-from lib.work import dtypes, networks
-from lib.work.graph import capture, ops
+from lib.work import dtypes
+from lib.work.graph import capture
+from lib.work.run_config import INT8, USUAL_CONDITION, DeviceCondition, RunConfig
 
 COLUMNS = (*"device source predicted_ms low_ms high_ms images_per_sec predicted_gbps memory_mb bound below_roof out_of_range "
             "fits measured_ms price_per_million dtype energy_j energy_low_j energy_high_j energy_share energy_source "
@@ -37,91 +33,24 @@ COLUMNS = (*"device source predicted_ms low_ms high_ms images_per_sec predicted_
            *(f"{name}_ms" for name in STEP_PHASES), "parallel_ms", "scaling_efficiency", *parallel.TERMS, "not_modelled",
            "flops_not_known")
 _LEAST_BATCH = 2  # a single sample runs other kernels than a batch: no line goes through it
-INT8 = "int8"  # of a quantised network, captured in fp32
 _LEAST_OF_ROOF = 0.8  # times the roofline time by stated peaks: clocks may be above the stated ones
-CHOICES = {"mode": ops.MODES, "dtype": ("fp32", *dtypes.AUTOCAST, INT8), "layout": tuple(whole_networks.LAYOUTS),
-             "parallel": tuple(parallel.SCHEMES), "runtime": RUNTIMES}  # values that fields of a query may have
 _COUNTS = ("calls", "backward_calls", "covered")  # columns of work that do not grow with the batch
 _HOST = {"loader_wait": "loader", "h2d": "copy", "optimizer": "optimizer"}  # parts of a step that may limit it
 
 
-@dataclass(frozen=True)
-class Query:
-    """A network, its batch and mode, element type, layout of images, whether torch.compile compiles it, and on how many GPUs.
+def check(config: RunConfig) -> None:
+    """Raise InputError for a value that is none of its choices, and for GPUs that cannot share the batch."""
+    config.check()
+    if config.gpus not in parallel.GPUS or config.batch_size % config.gpus:
+        raise InputError(f"{config.gpus} GPUs cannot share a batch of {config.batch_size or 1}: give 1 to {parallel.GPUS[-1]}, "
+                         "and a multiple of them as the batch")
 
-    For this machine's CPU: the ``runtime``, and ``instances`` processes side by side with ``threads`` each (0: all cores).
-    ``power_limit_w``: of a GPU; 0: the most that the board may draw. ``batch_size``: of all GPUs together, which share it by
-    ``parallel`` (of ``parallel.SCHEMES``).
-    """
 
-    model: str
-    batch_size: int = 0
-    input_shape: str = ""
-    mode: str = "infer"
-    dtype: str = "fp32"
-    layout: str = "contiguous"
-    compiled: bool = False
-    power_limit_w: float = 0.0
-    gpus: int = 1
-    parallel: str = "ddp"
-    runtime: str = RUNTIMES[0]
-    threads: int = 0
-    instances: int = 1
-
-    def __post_init__(self):
-        """Replace names that people spell otherwise: float16 becomes fp16, ResNet-50 resnet50."""
-        vars(self).update({name: known(getattr(self, name), names) for name, names in CHOICES.items()},
-                          model=networks.spelled(self.model))
-
-    @property
-    def batch_per_gpu(self) -> int:
-        """Return the batch size of each GPU; 0: the network's usual one."""
-        return self.batch_size // self.gpus
-
-    def check_gpus(self) -> None:
-        """Raise InputError for a number of GPUs that is not predicted, or that cannot share the batch."""
-        entry(parallel.SCHEMES, self.parallel, "parallel")
-        if self.gpus not in parallel.GPUS or self.batch_size % self.gpus:
-            raise InputError(f"{self.gpus} GPUs cannot share a batch of {self.batch_size or 1}: give 1 to {parallel.GPUS[-1]}, "
-                             "and a multiple of them as the batch")
-
-    def network(self, batch_size: int = 0) -> networks.Network:
-        """Return the network with the batch of a GPU; InputError if it cannot be built."""
-        return networks.network(self.model, batch_size or self.batch_per_gpu, self.input_shape)
-
-    def case(self, batch_size: int) -> Case:
-        """Return what is measured of it on this machine."""
-        return Case(self.model, self.mode, batch_size, self.input_shape, self.dtype, self.layout == "channels_last",
-                    self.compiled, self.runtime, self.threads, self.instances)
-
-    @property
-    def is_plain(self) -> bool:
-        """Return whether torch runs the network eagerly, on all threads, its images in the default layout."""
-        return (self.layout, self.compiled, self.is_for_cpu) == ("contiguous", False, False)
-
-    @property
-    def is_for_cpu(self) -> bool:
-        """Return whether only this machine's CPU is asked about: a runtime, int8, threads or instances."""
-        return (self.runtime, self.threads, self.instances) != (RUNTIMES[0], 0, 1) or self.dtype == INT8
-
-    @cached_property
-    def is_by_runtime(self) -> bool:
-        """Return whether a CPU's fp32 model answers by networks in a runtime: also a type of torch whose gain is not known."""
-        is_new = self.dtype != "fp32" and (self.mode, self.layout) == ("infer", "contiguous") and not gains.serves(self.dtype)
-        return self.is_for_cpu or (is_new and not runtimes.shipped().refusal(self.runtime_condition))
-
-    @property
-    def words(self) -> list[str]:
-        """Return how its passes run."""
-        if self.is_for_cpu:
-            return [self.runtime_condition.words]
-        return [self.dtype, *[self.layout] * (self.layout != "contiguous"), *["compiled"] * self.compiled]
-
-    @property
-    def runtime_condition(self) -> RuntimeCondition:
-        """Return how its passes run on a CPU."""
-        threads = 0 if self.threads == worker.usable_cores() else self.threads
-        return RuntimeCondition(self.runtime, self.compiled, self.dtype, threads, self.instances)
+def is_by_runtime(config: RunConfig) -> bool:
+    """Return whether a CPU's fp32 model answers by networks in a runtime: also a type of torch whose gain is not known."""
+    is_new = config.dtype != "fp32" and (config.mode, config.layout) == ("infer", "contiguous") \
+        and not gains.serves(config.dtype)
+    return config.is_for_cpu or (is_new and not runtimes.shipped().refusal(runtimes.condition_here(config)))
 
 
 def cached_with_errors(call: Callable) -> Callable:
@@ -142,31 +71,29 @@ def cached_with_errors(call: Callable) -> Callable:
 
 
 class CapturedQuery:
-    """A query and the captures of its network: one per device type and batch size, reused by every answer.
+    """A run that is asked about, and captures of its network: one per device type and batch size, reused by every answer.
 
-    Raises InputError for an unknown element type or mode, and for a network that cannot be built.
+    Raises InputError for an unknown element type, mode or runtime, and for a network that cannot be built.
     """
 
-    def __init__(self, query: Query):
-        for noun, name, names in (("element type", query.dtype, CHOICES["dtype"]), ("mode", query.mode, ops.MODES),
-                                  ("runtime", query.runtime, RUNTIMES)):
-            entry(names, name, noun)
-        query.check_gpus()
-        network = query.network()
-        self.query, self.batch_size, self.dimensions = query, network.shape[0], len(network.shape)
+    def __init__(self, config: RunConfig):
+        check(config)
+        self.config, network = config, config.loaded()
+        self.batch_size, self.dimensions = network.shape[0], len(network.shape)
         module = cache(lambda: capture.prepared(network))
         self._captured = cached_with_errors(lambda batch_size, device_type: work.captured(
-            query.network(batch_size), query.mode, dtypes.torch_name("fp32" if query.dtype == INT8 else query.dtype),
+            config.loaded(batch_size), config.mode, dtypes.torch_name("fp32" if config.dtype == INT8 else config.dtype),
             device=device_type, ready=module()))
         self._scaled = cache(lambda *case: _interpolated(self._captured, *case))
         self._rows = cache(lambda: card_rows.of_network(network, module()))
-        self._in_fp32 = cache(lambda: CapturedQuery(Query(query.model, query.batch_size, query.input_shape, query.mode)))
+        self._in_fp32 = cache(lambda: CapturedQuery(RunConfig(config.network, config.batch_size, config.input_shape,
+                                                              config.mode)))
 
     def with_changes(self, **changes) -> "CapturedQuery":
-        """Return the query with another batch size, layout, compiled or power limit; both share their captures."""
+        """Return the question with another batch size or layout, compiled or in a runtime; both share their captures."""
         other = copy(self)
-        other.query = replace(self.query, **changes)
-        other.batch_size = other.query.batch_per_gpu or other.query.network().shape[0]
+        other.config = replace(self.config, **changes)
+        other.batch_size = other.config.batch_per_gpu or other.config.loaded().shape[0]
         return other
 
     def work(self, batch_size: int = 0, device_type: str = "cpu") -> Work:
@@ -187,7 +114,7 @@ class CapturedQuery:
 
     def in_fp32(self) -> "CapturedQuery":
         """Return the query in fp32 and the default layout, at the same batch size."""
-        return self if self.query.dtype in ("fp32", INT8) else self._in_fp32().with_changes(batch_size=self.batch_size, gpus=1)
+        return self if self.config.dtype in ("fp32", INT8) else self._in_fp32().with_changes(batch_size=self.batch_size, gpus=1)
 
 
 def _interpolated(captured: Callable, usual: int, batch_size: int, device_type: str) -> Work:
@@ -209,26 +136,25 @@ def _interpolated(captured: Callable, usual: int, batch_size: int, device_type: 
     sizes = [name for name in first.table.select_dtypes("number") if name not in _COUNTS]
     table = first.table.assign(**{name: line(first.table[name], second.table[name]) for name in sizes})
     totals = {name: max(0.0, line(getattr(first, name), getattr(second, name))) for name in ("weight_bytes", "input_values")}
-    replay = allocator.replayed(plan) if device_type == "cpu" else None
-    return replace(first, table=table, batch_size=batch_size, plan=plan, replay=replay, **totals)
+    return replace(first, table=table, batch_size=batch_size, plan=plan, **totals)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The prediction of a query on one device, and its reasons.
+    """The prediction of a run on one device, and its reasons.
 
-    ``batch_size``: instead of the query's (0: the query's); ``memory``: a CPU process's heap, see ``Predictor.estimate``.
+    ``batch_size``: instead of the run's (0: the run's).
     """
 
     captured: CapturedQuery
     predictor: registry.Predictor
     batch_size: int = 0
-    memory: str = "default"
+    device_condition: DeviceCondition = USUAL_CONDITION
 
     @property
-    def query(self) -> Query:
-        """Return the question."""
-        return self.captured.query
+    def config(self) -> RunConfig:
+        """Return the run that is asked about."""
+        return self.captured.config
 
     @cached_property
     def work(self) -> Work:
@@ -238,10 +164,10 @@ class Answer:
     @cached_property
     def condition(self) -> Condition | None:
         """Give the measured condition of whole networks that is most like the query; None without one."""
-        card, query = self.predictor.card, self.query
-        if card is None or query.is_for_cpu or self.captured.dimensions != 4:  # images
+        card, config = self.predictor.card, self.config
+        if card is None or config.is_for_cpu or self.captured.dimensions != 4:  # images
             return None
-        return whole_networks.condition_of(card, query.dtype, query.mode, query.layout, query.compiled)
+        return whole_networks.condition_of(card, config)
 
     @property
     def is_of_fp32_model(self) -> bool:
@@ -251,16 +177,16 @@ class Answer:
     @property
     def uses_gain(self) -> bool:
         """Return whether this CPU's answer is its fp32 time divided by the gain of an element type or layout."""
-        query = self.query
-        is_default = (query.dtype, query.layout) == ("fp32", "contiguous") or query.compiled or query.is_by_runtime
+        config = self.config
+        is_default = (config.dtype, config.layout) == ("fp32", "contiguous") or config.compiled or is_by_runtime(config)
         return self.is_of_fp32_model and not is_default
 
     @property
     def uses_runtime(self) -> bool:
         """Return whether this CPU's answer is that of another runtime, int8, torch.compile, threads or instances."""
-        query = self.query
-        return self.is_of_fp32_model and (query.compiled or query.is_by_runtime) and \
-            (query.mode, query.layout) == ("infer", "contiguous")
+        config = self.config
+        return self.is_of_fp32_model and (config.compiled or is_by_runtime(config)) and \
+            (config.mode, config.layout) == ("infer", "contiguous")
 
     @property
     def _scales_fp32_time(self) -> bool:
@@ -269,7 +195,7 @@ class Answer:
     @cached_property
     def estimate(self) -> Estimate | Step:
         """Predict a forward pass, or a training step with all of its parts, under the query's power limit."""
-        limit_w = self.query.power_limit_w
+        limit_w = self.device_condition.power_limit_w
         return limits.limited(self._without_power_limit, self.ratios(limit_w)) if limit_w else self._without_power_limit
 
     @cached_property
@@ -285,16 +211,17 @@ class Answer:
 
     @cached_property
     def _without_power_limit(self) -> Estimate | Step:
-        query = self.query
+        config = self.config
         passes = self._by_gain() if self.uses_gain else self._by_runtime() if self.uses_runtime else self._of_whole_networks()
-        if query.gpus > 1:
-            passes = parallel.estimate(passes or self._operator_sum, self.work, self.predictor.kind, query.gpus, query.parallel)
+        if config.gpus > 1:
+            passes = parallel.estimate(passes or self._operator_sum, self.work, self.predictor.kind, config.gpus,
+                                       config.parallel)
         if self.predictor.device_type != "cpu":
             passes = self._widened(self._at_peak_or_slower(passes or self._operator_sum))
-        if query.mode == "infer":
+        if config.mode == "infer":
             return passes or self._operator_sum
-        batches = query.gpus if query.parallel == parallel.DATA_PARALLEL else 1  # that a process loads
-        load = {name: term * batches for name, term in steps.loading(query.model, self.work).items()}
+        batches = config.gpus if config.parallel == parallel.DATA_PARALLEL else 1  # that a process loads
+        load = {name: term * batches for name, term in steps.loading(config.network, self.work).items()}
         return steps.predict(self.predictor, self.work, load, passes=passes)
 
     @property
@@ -305,7 +232,7 @@ class Answer:
     @property
     def memory_mb(self) -> float:
         """Return the MB that a device needs; a training step's include the optimizer's state and DDP's buckets of gradients."""
-        buckets_mb = sum(self.work.trained) * 4 / 1e6 if self.query.gpus > 1 and self.query.parallel == "ddp" else 0.0
+        buckets_mb = sum(self.work.trained) * 4 / 1e6 if self.config.gpus > 1 and self.config.parallel == "ddp" else 0.0
         return getattr(self.estimate, "memory_mb", self.work.memory_mb) + buckets_mb
 
     @property
@@ -321,20 +248,20 @@ class Answer:
     @property
     def heap(self) -> str:
         """Return the heap of a CPU's passes: a training loop retains freed memory."""
-        return "kept" if self.query.mode == "train" else self.memory
+        return "kept" if self.config.mode == "train" else self.device_condition.memory
 
     @property
     def composition(self) -> Composition:
         """Return what networks on this device add to the sum of their operators."""
-        return self.predictor.composition(self.query.mode, self.heap)
+        return self.predictor.composition(self.config.mode, self.heap)
 
     @cached_property
     def _operator_sum(self) -> Estimate:
-        return self._called(self.predictor.estimate(self.work, self.memory), self.work)
+        return self._called(self.predictor.estimate(self.work, self.device_condition.memory), self.work)
 
     def _called(self, passes: Estimate, work: Work) -> Estimate:
         """Return eager passes; to inference of a small network on this CPU, the cost of a call is added."""
-        if self.predictor.device != "cpu" or self.query.mode == "train" or not runtimes.shipped().is_smaller(work):
+        if self.predictor.device != "cpu" or self.config.mode == "train" or not runtimes.shipped().is_smaller(work):
             return passes
         call_ms, machines = runtimes.call_cost(runtimes.EAGER)
         words = f"a call costs {call_ms * 1e3:.3g} us of it (an empty network on {machines})"
@@ -350,7 +277,7 @@ class Answer:
         if condition is None:
             return None
         of_other_cards = card.under(condition).conditions[condition].basis == "others"
-        if self.query.is_plain and of_other_cards and self._operator_sum.provenance.borrowed <= registry.MOST_BORROWED:
+        if self.config.is_plain and of_other_cards and self._operator_sum.provenance.borrowed <= registry.MOST_BORROWED:
             return None
         answer = whole_networks.answer(card, card_rows.of_passes(self.captured.kernel_rows), work.batch_size, condition, work)
         unbounded = work.uncounted or (not work.table["covered"].all() and math.isinf(self._operator_sum.high_ms))
@@ -369,7 +296,7 @@ class Answer:
         """
         if not self._is_uncalibrated(passes):
             return passes
-        kind = boards.network_kind(self.query.mode, self.query.dtype)
+        kind = boards.network_kind(self.config.mode, self.config.dtype)
         times = boards.widened(passes.times, kind, registry.is_of_measured_architecture(self.predictor.kind))
         least_ms = min(passes.low_ms, _LEAST_OF_ROOF * self.predictor.roof_ms(self.work))
         return replace(passes, **times | {"low_ms": max(times["low_ms"], least_ms)})
@@ -403,19 +330,19 @@ class Answer:
     def _runtime_terms(self) -> dict[str, float]:
         return runtimes.terms(self._in_fp32, composition.predicted_operators(self._in_fp32, self.predictor.model))
 
-    def runtime(self, way: RuntimeCondition) -> runtimes.RuntimeAnswer:
+    def runtime(self, way: RunConfig) -> runtimes.RuntimeAnswer:
         """Return the time of a pass under another condition on this CPU."""
         return runtimes.answer(self._in_fp32, self._runtime_terms, self.eager, way)
 
     def _by_runtime(self) -> Estimate:
-        runtime, base = self.runtime(self.query.runtime_condition), self.eager["default"]
+        runtime, base = self.runtime(runtimes.condition_here(self.config)), self.eager["default"]
         return replace(base, predicted_ms=runtime.predicted_ms, low_ms=runtime.low_ms, high_ms=runtime.high_ms,
                        provenance=replace(base.provenance, runtime=runtime))
 
     def _by_gain(self) -> Estimate:
-        base = self.predictor.estimate(self._in_fp32, self.memory) if self.query.mode == "infer" else \
+        base = self.predictor.estimate(self._in_fp32, self.device_condition.memory) if self.config.mode == "infer" else \
             steps.passes_in_a_loop(self.predictor, self._in_fp32)
-        gain = self.gain(self.query.dtype, self.query.layout)
+        gain = self.gain(self.config.dtype, self.config.layout)
         gained = base.scaled(1 / gain.gain, gain.half, provenance=replace(base.provenance, gain=gain))
         return self._called(gained, self._in_fp32)
 
@@ -423,9 +350,9 @@ class Answer:
     def columns(self) -> dict[str, Any]:
         """Return the answer as a row (COLUMNS)."""
         estimate, passes, predictor, work = self.estimate, self.passes, self.predictor, self.work
-        gpus, scheme = self.query.gpus, parallel.SCHEMES[self.query.parallel]
+        gpus, scheme = self.config.gpus, parallel.SCHEMES[self.config.parallel]
         runtime = passes.provenance.runtime
-        rate = gpus * self.query.instances * work.batch_size / estimate.predicted_ms * 1e3
+        rate = gpus * self.config.instances * work.batch_size / estimate.predicted_ms * 1e3
         price, resident_mb = predictor.price_per_hour, self._resident_mb()
         branches = [f"values at {place} (those of random inputs)" for place in work.branches]
         return {"device": predictor.device, "source": predictor.source(passes), **estimate.times, "images_per_sec": rate,
@@ -435,12 +362,12 @@ class Answer:
                 "out_of_range": bool(passes.outside > scores.OUTSIDE or predictor.origin or gpus > scheme.measured_gpus
                                      or (runtime and (runtime.is_borrowed or runtime.is_outside))),
                 "fits": bool(max(self.memory_mb, resident_mb.get("rss_mb", 0.0)) < predictor.memory_mb),
-                "measured_ms": self._measured_ms(), "dtype": self.query.dtype,
+                "measured_ms": self._measured_ms(), "dtype": self.config.dtype,
                 "latency_type": "end_to_end", "widened": self.is_widened,
                 "prepare_s": runtime.prepare_s if runtime else 0.0, **quote.quote(self).columns,
                 "price_per_million": price * gpus / rate * 1e6 / 3600 if price else math.nan, **resident_mb,
-                **energy.per_image(None if self.query.power_limit_w else predictor.power, passes, work.batch_size),
-                **self.ratios(self.query.power_limit_w), **getattr(estimate, "columns", {}),
+                **energy.per_image(None if self.device_condition.power_limit_w else predictor.power, passes, work.batch_size),
+                **self.ratios(self.device_condition.power_limit_w), **getattr(estimate, "columns", {}),
                 **parallel.terms_of(work), "parallel_ms": passes.parallel_ms,
                 "scaling_efficiency": 1 - passes.parallel_ms / passes.predicted_ms,
                 "not_modelled": choices([*work.not_modelled, *branches]), "flops_not_known": choices(work.uncounted)}
@@ -457,7 +384,7 @@ class Answer:
         """Return what limits the answer: loader, copy, optimizer, other GPUs, or the passes (``Predictor.bound_of``)."""
         dominant_ms = registry.DOMINANT_SHARE * self.estimate.predicted_ms
         if self.passes.parallel_ms > dominant_ms:
-            return self.query.parallel
+            return self.config.parallel
         longest = getattr(self.estimate, "longest", "")
         if longest in _HOST and self.estimate.parts[longest].predicted_ms > dominant_ms:
             return _HOST[longest]
@@ -467,15 +394,15 @@ class Answer:
 
     def _measured_ms(self) -> float:
         """Return the measured ms of this very query on the device, NaN without one; a training step's is from its profile."""
-        query, batch_size = self.query, self.work.batch_size
-        if query.power_limit_w or query.gpus > 1 or query.threads:
+        config, batch_size = self.config, self.work.batch_size
+        if self.device_condition.power_limit_w or config.gpus > 1 or config.threads:
             return math.nan
-        if query.mode == "train":
-            return steps.measured_step_ms(self.predictor, query.model, batch_size) if query.dtype == "fp32" else math.nan
+        if config.mode == "train":
+            return steps.measured_step_ms(self.predictor, config.network, batch_size) if config.dtype == "fp32" else math.nan
         table = self.predictor.measured_networks
         if table is None:
             return math.nan
-        case = vars(query.case(batch_size)) | {"status": "ok", "memory": "default"}
-        del case["threads"]  # of the table they are those of the model
-        same = table[np.logical_and.reduce([table[name] == value for name, value in case.items()])]
+        case = replace(config, batch_size=batch_size).columns | {"status": "ok", "memory": "default"}
+        same = table[np.logical_and.reduce([table[name] == value for name, value in case.items() if name in table
+                                            and name != "threads"])]  # of the table they are those of the model
         return float(same["latency_ms"].iloc[-1]) if len(same) else math.nan

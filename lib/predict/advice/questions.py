@@ -4,7 +4,6 @@ A network is captured once per device type, or twice if it is asked at many batc
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,16 @@ from lib import csv_files
 from lib.errors import InputError, choices, one_line
 from lib.names import known
 from lib.predict.advice import advise
-from lib.predict.advice.query import CapturedQuery, Query, cached_with_errors
+from lib.predict.advice.query import CapturedQuery, cached_with_errors, check, is_by_runtime
 from lib.progress import track
+from lib.work.run_config import USUAL_CONDITION, DeviceCondition, RunConfig
 
-FIELDS = "model batch_size device mode dtype input layout compile gpus parallel runtime threads instances".split()
-_NAMES = {"input": "input_shape", "compile": "compiled"}  # of fields of a query that are called otherwise
+FIELDS = ["model", "batch_size", "device", "mode", "dtype", "input", "layout", "compile", "gpus", "parallel", "runtime",
+          "threads", "instances"]
+_NAMES = {"model": "network", "input": "input_shape", "compile": "compiled"}  # of fields of a run that are called otherwise
 _NUMBERS = ("batch_size", "gpus", "threads", "instances")
 COLUMNS = ("question", *FIELDS, *(name for name in advise.COLUMNS if name not in FIELDS), "error")
-_APART = "layout compiled gpus parallel runtime threads instances".split()  # of a query; captures do not depend on
+_APART = ["layout", "compiled", "gpus", "parallel", "runtime", "threads", "instances"]  # captures do not depend on them
 _FEW = 2  # batch sizes of a network, beside single samples, up to which each is captured
 _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _LARGEST_DIGITS = 9
@@ -33,38 +34,38 @@ class Question:
     """One row of a table of questions; an empty ``device`` asks all devices, ``error`` says what is wrong with the row."""
 
     number: int
-    query: Query
+    config: RunConfig
     device: str = ""
     error: str = ""
 
     @property
     def columns(self) -> dict[str, Any]:
         """Return the question as columns of the answer."""
-        query = {name: getattr(self.query, _NAMES.get(name, name)) for name in FIELDS if name != "device"}
-        return {"question": self.number, "device": self.device, **query, "batch_size": query["batch_size"] or None,
-                "threads": query["threads"] or None}
+        config = {name: getattr(self.config, _NAMES.get(name, name)) for name in FIELDS if name != "device"}
+        return {"question": self.number, "device": self.device, **config, "batch_size": config["batch_size"] or None,
+                "threads": config["threads"] or None}
 
     @property
-    def shared(self) -> Query:
+    def shared(self) -> RunConfig:
         """Return what the questions have in common that the same captures answer."""
-        return replace(self.query, batch_size=0, **{name: getattr(Query, name) for name in _APART})
+        return replace(self.config, batch_size=0, **{name: getattr(RunConfig, name) for name in _APART})
 
 
-def read(path: Path, usual: Query | None = None, devices: Iterable[str] = ()) -> list[Question]:
+def read(path: Path, usual: RunConfig | None = None, devices: Iterable[str] = ()) -> list[Question]:
     """Read questions from a CSV with a column ``model`` and any others of FIELDS.
 
     Empty cells and missing columns are filled from ``usual`` and from each of ``devices``. Raises InputError for a file that is
     no such table; a wrong row becomes a Question with its error.
     """
-    return _questions(csv_files.cells(path), str(path), usual or Query(""), devices)
+    return _questions(csv_files.cells(path), str(path), usual or RunConfig(), devices)
 
 
 def from_table(table: pd.DataFrame) -> list[Question]:
     """Take questions from a table as ``read`` does from a file."""
-    return _questions(table.astype(object).where(table.notna(), "").astype(str), "the questions", Query(""), ())
+    return _questions(table.astype(object).where(table.notna(), "").astype(str), "the questions", RunConfig(), ())
 
 
-def _questions(texts: pd.DataFrame, where: str, usual: Query, devices: Iterable[str]) -> list[Question]:
+def _questions(texts: pd.DataFrame, where: str, usual: RunConfig, devices: Iterable[str]) -> list[Question]:
     unknown = sorted(set(texts) - set(FIELDS))
     if unknown or "model" not in texts:
         missing = "" if "model" in texts else "missing the column model; "
@@ -76,7 +77,7 @@ def _questions(texts: pd.DataFrame, where: str, usual: Query, devices: Iterable[
             for device in ([question.device] if question.device else list(devices) or [""])]
 
 
-def _question(number: int, row: Mapping[str, str], usual: Query) -> Question:
+def _question(number: int, row: Mapping[str, str], usual: RunConfig) -> Question:
     texts, error = {name: row.get(name, "").strip() for name in FIELDS}, ""
     values = {**texts, "compile": _TRUTH.get(texts["compile"].lower())}
     for name in _NUMBERS:
@@ -93,8 +94,9 @@ def _question(number: int, row: Mapping[str, str], usual: Query) -> Question:
     return Question(number, replace(usual, **stated), device, error)
 
 
-def answer(questions: Sequence[Question], more: Sequence[str] = ()) -> pd.DataFrame:
-    """Answer questions in their order: one row (COLUMNS) per question and device.
+def answer(questions: Sequence[Question], more: Sequence[str] = (),
+           condition: DeviceCondition = USUAL_CONDITION) -> pd.DataFrame:
+    """Answer questions in their order, of devices in a condition: one row (COLUMNS) per question and device.
 
     A question without an answer has the reason in ``error``, and no numbers. ``more``: fields of the passes' ``Estimate``.
     """
@@ -102,39 +104,35 @@ def answer(questions: Sequence[Question], more: Sequence[str] = ()) -> pd.DataFr
     models = cached_with_errors(lambda device, *how: advise.for_networks([device] if device else [], *how))
     for question in questions:
         groups.setdefault(question.shared, []).append(question)
-    for query, same in track(groups.items(), "networks"):
-        at = _captures(query, {question.query.batch_per_gpu for question in same})
-        for batch in sorted({question.query.batch_per_gpu for question in same
-                             if question.device.partition("@")[0] in ("", "cpu")}):
-            with suppress(Exception):  # each question tells its own error
-                at(batch).scaled(batch)  # its allocations are replayed in the background meanwhile
+    for config, same in track(groups.items(), "networks"):
+        at = _captures(config, {question.config.batch_per_gpu for question in same})
         for question in same:
-            rows[id(question)] = list(_answered(question, at, models, more))
+            rows[id(question)] = list(_answered(question, at, models, more, condition))
     table = pd.DataFrame([row for question in questions for row in rows[id(question)]], columns=[*COLUMNS, *more])
     return table.astype({"batch_size": "Int64"})
 
 
-def _captures(query: Query, batch_sizes: set[int]):
-    """Return what gives the query at a batch size; of many sizes, the smallest, from which the others are interpolated."""
+def _captures(config: RunConfig, batch_sizes: set[int]):
+    """Return what gives the run at a batch size; of many sizes, the smallest, from which the others are interpolated."""
     batches = sorted(size for size in batch_sizes if size > 1)
-    network = cached_with_errors(lambda: CapturedQuery(query))
+    network = cached_with_errors(lambda: CapturedQuery(config))
     at = cached_with_errors(lambda batch_size: network().with_changes(batch_size=batch_size))
     return lambda batch_size: at(batches[0] if batch_size > 1 and len(batches) > _FEW else batch_size)
 
 
-def _answered(question: Question, at, models, more: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _answered(question: Question, at, models, more: Sequence[str], condition: DeviceCondition) -> Iterator[dict[str, Any]]:
     """Yield the answers to a question: one row per device, or the reason why there is none."""
     try:
         if question.error:
             raise InputError(question.error)
-        query = question.query
-        query.check_gpus()
-        captured = at(query.batch_per_gpu)
-        captured = captured.with_changes(**{name: getattr(query, name) for name in _APART},
-                                         batch_size=captured.query.batch_size * query.gpus)
-        predictors = models(question.device, query.dtype, query.is_by_runtime)
-        for result in advise.answers(captured, predictors, bool(question.device), query.batch_per_gpu):
-            yield question.columns | result.columns | {"batch_size": result.work.batch_size * query.gpus, "error": ""} | {
+        config = question.config
+        check(config)
+        captured = at(config.batch_per_gpu)
+        captured = captured.with_changes(**{name: getattr(config, name) for name in _APART},
+                                         batch_size=captured.config.batch_size * config.gpus)
+        predictors = models(question.device, config.dtype, is_by_runtime(config))
+        for result in advise.answers(captured, predictors, bool(question.device), config.batch_per_gpu, condition):
+            yield question.columns | result.columns | {"batch_size": result.work.batch_size * config.gpus, "error": ""} | {
                 name: getattr(result.passes, name) for name in more}
     except Exception as error:
         yield question.columns | {"error": str(error) if isinstance(error, InputError) else one_line(error)}

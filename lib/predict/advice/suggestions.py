@@ -12,16 +12,17 @@ import torch
 from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
 from lib.measure import archive, machine
-from lib.measure.load import LoadWatch
+from lib.measure.disturbance import LoadWatch
 from lib.measure.networks import allocator
 from lib.measure.statistics import UNUSABLE
 from lib.predict import registry
 from lib.predict.advice.advise import Advice
-from lib.predict.advice.query import INT8, Answer, CapturedQuery, Query
+from lib.predict.advice.query import Answer, CapturedQuery, is_by_runtime
 from lib.predict.cards.whole_networks import gain
 from lib.predict.networks import runtimes
 from lib.predict.power import limits
 from lib.progress import track
+from lib.work.run_config import CONDITION, INT8, RunConfig
 
 _RUNTIMES = 3  # that are suggested
 _BUDGET_S = 2.0  # of measuring one change
@@ -35,7 +36,7 @@ _FUSED = "activation elementwise batch_norm copy cat".split()  # families that a
 class Change:
     """One thing to change, the predicted factor of images a second (NaN: not predicted), and why.
 
-    ``settings``: new values of fields of the query, of ``memory`` or of ``num_workers``.
+    ``settings``: new values of fields of the run, of ``memory`` or of ``num_workers``.
     """
 
     what: str
@@ -50,32 +51,32 @@ class Change:
         if "runtime" not in self.settings:
             return ""
         texts = [f"--{name} {self.settings[name]}" for name in ("runtime", "dtype", "threads", "instances")
-                 if self.settings[name] != getattr(Query, name)]
+                 if self.settings[name] != getattr(RunConfig, name)]
         return " ".join(["--compile"] * self.settings["compiled"] + texts)
 
 
 def suggestions(advice: Advice) -> list[Change]:
     """Return what could be changed on this machine's CPU, or else on the recommended device, the best gain first."""
     suggested = changes(advice.suggestion_target)
-    if advice.captured.query.mode == "train":
-        suggested += loader_changes(advice.captured.query.model)
+    if advice.captured.config.mode == "train":
+        suggested += loader_changes(advice.captured.config.network)
     return sorted(suggested, key=lambda change: -np.nan_to_num(change.predicted_gain, nan=0.0))
 
 
 def changes(answer: Answer) -> list[Change]:
     """Return what could be changed on one device, with the gain in images a second that its model predicts."""
-    query, other_runtimes = answer.query, _runtimes(answer)
+    config, other_runtimes = answer.config, _runtimes(answer)
     suggested = [*filter(None, [retained_memory(answer)]), *_larger_batches(answer), *other_runtimes]
-    if not query.compiled and not other_runtimes:
+    if not config.compiled and not other_runtimes:
         operators = answer.passes.operators
         fused = operators["cost_ms"][operators["op"].isin(_FUSED)].sum() / operators["cost_ms"].sum()
         suggested.append(_learned(answer, Change("torch.compile", math.nan, "not predicted; operators that it could fuse take "
                                                   f"{fused:.0%} of the predicted time of all operators", {"compiled": True})))
-    if query.layout == "contiguous" and not query.is_for_cpu and any(entry.is_picture for entry in query.network().batch):
+    if config.layout == "contiguous" and not config.is_for_cpu and any(entry.is_picture for entry in config.loaded().batch):
         suggested.append(_learned(answer, Change("channels_last", math.nan, "not predicted: its operators were not swept in "
                                                   "this layout", {"layout": "channels_last"})))
-    is_listed = other_runtimes and replace(query, dtype="bf16").is_by_runtime  # among the runtimes
-    in_bf16 = [_half_precision(answer)] if query.dtype == "fp32" and not query.is_for_cpu and not is_listed else []
+    is_listed = other_runtimes and is_by_runtime(replace(config, dtype="bf16"))  # among the runtimes
+    in_bf16 = [_half_precision(answer)] if config.dtype == "fp32" and not config.is_for_cpu and not is_listed else []
     return [*suggested, *in_bf16, *_power_limit(answer)]
 
 
@@ -84,14 +85,14 @@ def _runtimes(answer: Answer) -> list[Change]:
 
     Each runtime and element type is there once, with its best number of threads and processes.
     """
-    query, best = answer.query, {}
-    if not answer.is_of_fp32_model or answer.uses_gain or (query.mode, query.layout) != ("infer", "contiguous"):
+    config, best = answer.config, {}
+    if not answer.is_of_fp32_model or answer.uses_gain or (config.mode, config.layout) != ("infer", "contiguous"):
         return []
-    before_ms = answer.passes.predicted_ms / query.instances
+    here, before_ms = runtimes.condition_here(config), answer.passes.predicted_ms / config.instances
     for way in runtimes.known():
-        if way != query.runtime_condition:
-            learned = answer.runtime(way)
-            change = Change(way.words, before_ms * way.instances / learned.predicted_ms, learned.evidence, vars(way))
+        if way != here:
+            learned, settings = answer.runtime(way), {name: getattr(way, name) for name in CONDITION}
+            change = Change(way.label, before_ms * way.instances / learned.predicted_ms, learned.evidence, settings)
             kind = way.runtime, way.compiled, way.dtype
             best[kind] = max(best.get(kind, change), change, key=attrgetter("predicted_gain"))
     ranked = sorted(best.values(), key=attrgetter("predicted_gain"), reverse=True)
@@ -101,16 +102,16 @@ def _runtimes(answer: Answer) -> list[Change]:
 
 def _learned(answer: Answer, change: Change) -> Change:
     """Return a change with the gain of whole networks that ran both ways on the device; unchanged without any."""
-    before = {name: getattr(answer.query, name) for name in ("dtype", "mode", "layout", "compiled")}
-    after = before | change.settings
+    before = answer.config
+    after = replace(before, **change.settings)
     if answer.condition:
         learned = gain(answer.predictor.card, answer.captured.kernel_rows, answer.captured.batch_size, before, after)
         return replace(change, predicted_gain=learned[0], why=learned[1]) if learned else change
-    if not answer.is_of_fp32_model or after["compiled"]:
+    if not answer.is_of_fp32_model or after.compiled:
         return change  # gains are over fp32
     try:
-        way = answer.gain(after["dtype"], after["layout"])
-        usual = answer.gain(before["dtype"], before["layout"]).gain if answer.uses_gain else 1.0
+        way = answer.gain(after.dtype, after.layout)
+        usual = answer.gain(before.dtype, before.layout).gain if answer.uses_gain else 1.0
     except InputError as error:
         return replace(change, why=f"not predicted: {error}")
     return replace(change, predicted_gain=way.gain / usual, why=way.evidence)
@@ -119,9 +120,9 @@ def _learned(answer: Answer, change: Change) -> Change:
 def retained_memory(answer: Answer) -> Change | None:
     """Return the change to a heap that retains freed memory; None if passes take no fresh memory, as in a training loop."""
     fresh_mb, composition = answer.work.fresh_bytes / 1e6, answer.predictor.composition("infer")
-    if answer.query.mode == "train" or answer.uses_runtime or not (composition.rates.get("fresh_mb") and fresh_mb):
+    if answer.config.mode == "train" or answer.uses_runtime or not (composition.rates.get("fresh_mb") and fresh_mb):
         return None
-    retained_ms = replace(answer, memory="kept").estimate.predicted_ms
+    retained_ms = replace(answer, device_condition=replace(answer.device_condition, memory="kept")).estimate.predicted_ms
     return Change(f"retain freed memory ({RETAINING})", answer.estimate.predicted_ms / retained_ms,
                   f"{fresh_mb:,.0f} MB a pass come fresh from the system, a page fault each 4 KiB", {"memory": "kept"})
 
@@ -131,7 +132,7 @@ def _larger_batches(answer: Answer) -> Iterator[Change]:
         larger = replace(answer, batch_size=answer.captured.batch_size * factor)
         if larger.fits:
             gain = factor * answer.estimate.predicted_ms / larger.estimate.predicted_ms
-            together = larger.batch_size * answer.query.gpus
+            together = larger.batch_size * answer.config.gpus
             yield Change(f"batch size {together}", gain, f"images a second; needs {larger.memory_mb:,.0f} MB",
                          {"batch_size": together})
 
@@ -139,7 +140,7 @@ def _larger_batches(answer: Answer) -> Iterator[Change]:
 def _power_limit(answer: Answer) -> Iterator[Change]:
     """Yield the limit that saves most energy at a small cost of time, if its whole range saves energy."""
     card = load_devices().get(answer.predictor.kind)
-    if card and card.least_power_w and not answer.query.power_limit_w:
+    if card and card.least_power_w and not answer.device_condition.power_limit_w:
         saving = [ratios for ratios in map(answer.ratios, np.arange(card.least_power_w, card.power_w, _STEP_W))
                   if ratios["time_ratio"] <= _SLOWER and ratios["energy_ratio_high"] < 1]
         for best in sorted(saving, key=itemgetter("energy_ratio"))[:1]:
@@ -155,8 +156,9 @@ def _half_precision(answer: Answer) -> Change:
         (other,) = registry.for_devices([answer.predictor.device], "bf16", answer.predictor.shipped)
     except InputError as error:
         return replace(change, why=f"not predicted: {str(error).partition(';')[0]}")
-    batch_size = answer.captured.batch_size * answer.query.gpus
-    in_bf16 = Answer(CapturedQuery(replace(answer.query, dtype="bf16", batch_size=batch_size)), other)
+    batch_size = answer.captured.batch_size * answer.config.gpus
+    in_bf16 = Answer(CapturedQuery(replace(answer.config, dtype="bf16", batch_size=batch_size)), other,
+                     device_condition=answer.device_condition)
     return replace(change, predicted_gain=answer.estimate.predicted_ms / in_bf16.estimate.predicted_ms,
                    why=f"by the bf16 model, {other.source(in_bf16.passes)}")
 
@@ -176,7 +178,7 @@ def verified(advice: Advice, suggested: Sequence[Change]) -> tuple[float, list[C
     if base_ms == _BUSY:
         return math.nan, [*suggested]
     if isinstance(base_ms, str):
-        raise InputError(f"{answer.query.model} cannot be measured on cpu: {base_ms}")
+        raise InputError(f"{answer.config.network} cannot be measured on cpu: {base_ms}")
     return base_ms, [_verified(answer, change, base_ms) for change in track(suggested, "verify")]
 
 
@@ -189,7 +191,7 @@ def _verified(answer: Answer, change: Change, base_ms: float) -> Change:
     batch_size = answer.captured.batch_size
     changed = replace(answer, batch_size=change.settings.get("batch_size", batch_size))
     before_ms, after_ms = base_ms + answer.beside_ms, measured_ms + changed.beside_ms
-    instances = answer.query.instances
+    instances = answer.config.instances
     at_once = changed.batch_size / batch_size * change.settings.get("instances", instances) / instances
     return replace(change, measured_gain=before_ms / after_ms * at_once)
 
@@ -200,10 +202,9 @@ def _median_ms(answer: Answer, settings: Mapping[str, Any]) -> float | str:
 
     fields = {"batch_size": answer.captured.batch_size, "memory": "default", **settings}
     memory = fields.pop("memory")
-    query = replace(answer.query, **fields)
-    case, watch = query.case(query.batch_size), LoadWatch()
-    visit = end_to_end.in_a_process([case], "cpu", end_to_end.Conditions(_BUDGET_S), memory)[0][0]
-    if watch.reading().verdict(query.instances * (query.threads or torch.get_num_threads())) == UNUSABLE:
+    config, watch = replace(answer.config, **fields), LoadWatch()
+    visit = end_to_end.in_a_process([config], "cpu", end_to_end.MeasureOptions(_BUDGET_S), memory)[0][0]
+    if watch.reading().verdict(config.instances * (config.threads or torch.get_num_threads())) == UNUSABLE:
         return _BUSY
     return visit.reason or float(np.median(visit.samples_ms))
 

@@ -20,6 +20,7 @@ from lib.predict.operators.validation import worse
 from lib.predict.published import timm
 from lib.predict.scores import half_interval
 from lib.work import networks
+from lib.work.run_config import RunConfig
 
 LEAST = 10  # networks: of fewer errors, not even the largest bounds 90 % of new ones
 _COLUMNS = ["network", "image_size", "module", "batch_size", "latency_ms", *learning.CONDITION]
@@ -76,8 +77,9 @@ def _cases(start: CardModel, table: pd.DataFrame) -> list[ConditionNetworks]:
     for values, part in table.groupby(learning.CONDITION):
         wanted = features.Condition(*values)
         layout = next(name for name, short in LAYOUTS.items() if short == wanted.layout)
-        how = (start, "bf16" if "bf16" in wanted.precision else "fp16", wanted.mode, layout, wanted.compiled)
-        like = condition_of(*how, wanted.torch) or condition_of(*how)
+        config = RunConfig(mode=wanted.mode, dtype="bf16" if "bf16" in wanted.precision else "fp16", layout=layout,
+                           compiled=wanted.compiled)
+        like = condition_of(start, config, wanted.torch) or condition_of(start, config)
         if like is None:
             raise InputError(f"no card was measured under {wanted.name}, from which {start.device} could start; there are: "
                              f"{choices(condition.name for condition in start.conditions)}")

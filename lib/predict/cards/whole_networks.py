@@ -1,8 +1,6 @@
 """The time of a network by its card's model of whole networks."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import pandas as pd
 
@@ -15,24 +13,24 @@ from lib.predict.cards.operator_kinds import COMPUTING, KERNEL_KINDS
 from lib.predict.networks import architectures, composition, sums
 from lib.predict.networks.composition import ZEROING, Estimate, Provenance
 from lib.predict.networks.work import Work
+from lib.work.run_config import RunConfig
 
 _PRECISIONS = {"fp16": ("amp_fp16", "amp_bf16"), "bf16": ("amp_bf16", "amp_fp16")}  # cards compute both at one rate
 CASTS = "cast"  # kind of kernels and launches
 LAYOUTS = {"contiguous": "nchw", "channels_last": "nhwc"}
 
 
-def condition_of(card: CardModel, dtype: str, mode: str = "infer", layout: str = "contiguous", compiled: bool = False,
-                 torch: str = "") -> Condition | None:
-    """Return the learned condition that a question is about, of the newest torch or the one given; None: none was learned.
+def condition_of(card: CardModel, config: RunConfig, torch: str = "") -> Condition | None:
+    """Return the learned condition that a run is most like, of the newest torch or the one given; None: none was learned.
 
     If the card has no such condition, that of the shared model of all cards is taken.
     """
-    precisions = _PRECISIONS.get(dtype, ())
+    precisions, wanted = _PRECISIONS.get(config.dtype, ()), (config.mode, config.compiled, LAYOUTS[config.layout])
     candidates = [condition for condition in card.conditions
-                  if (condition.mode, condition.compiled, condition.layout) == (mode, compiled, LAYOUTS[layout])
+                  if (condition.mode, condition.compiled, condition.layout) == wanted
                   and condition.precision in precisions and torch in ("", condition.torch)]
     if not candidates and card.shared_model:
-        return condition_of(card.shared_model, dtype, mode, layout, compiled, torch)
+        return condition_of(card.shared_model, config, torch)
     return max(candidates, default=None,
                key=lambda condition: (-precisions.index(condition.precision), version(condition.torch)))
 
@@ -78,9 +76,9 @@ def _card_pass_parts(fitted: kernel_sum.FittedWeights, terms: Terms, batch_size:
     return sums.Parts(kernels_ms, {**launches, CASTS: forward + cast_backward}, fitted.half * (1 + fitted.outside(batch_size)))
 
 
-def gain(card: CardModel, rows: pd.DataFrame, batch_size: int, before: Mapping[str, Any],
-         after: Mapping[str, Any]) -> tuple[float, str] | None:
-    """Return how many times as fast a network is ``after`` as ``before`` (arguments of ``condition_of``), and how right it is.
+def gain(card: CardModel, rows: pd.DataFrame, batch_size: int, before: RunConfig,
+         after: RunConfig) -> tuple[float, str] | None:
+    """Return how many times as fast a network is ``after`` as ``before``, and how right that is.
 
     Both have the same torch, the newest that was learned both ways, and both come from the card's model or both from the shared
     one. None without such a pair.
@@ -88,7 +86,7 @@ def gain(card: CardModel, rows: pd.DataFrame, batch_size: int, before: Mapping[s
     for source in filter(None, (replace(card, shared_model=None), card.shared_model)):
         releases = sorted({condition.torch for condition in source.conditions}, key=version, reverse=True)
         for release in releases:
-            pair = [condition_of(source, **how, torch=release) for how in (before, after)]
+            pair = [condition_of(source, config, release) for config in (before, after)]
             if all(pair):
                 first, second = (answer(source, rows, batch_size, condition) for condition in pair)
                 return first.predicted_ms / second.predicted_ms, _how_right(source, *pair)

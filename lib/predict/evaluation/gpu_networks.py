@@ -6,8 +6,9 @@ from pathlib import Path
 import pandas as pd
 
 from lib.predict import registry
-from lib.predict.advice.query import CapturedQuery, Query
+from lib.predict.advice.query import CapturedQuery
 from lib.progress import track
+from lib.work.run_config import RunConfig
 
 NETWORKS = "vit_b_16 resnet50 efficientnet_b0 swin_t mobilenet_v2".split()
 BATCHES, DTYPES = (1, 64), ("fp32", "bf16")
@@ -24,7 +25,7 @@ def table() -> pd.DataFrame:
     for dtype in DTYPES:
         gpus = [predictor for predictor in registry.for_devices([], dtype) if predictor.device in swept]
         for network, batch in track(list(product(NETWORKS, BATCHES)), dtype):
-            work = CapturedQuery(Query(network, batch, dtype=dtype)).work(device_type="cuda")
+            work = CapturedQuery(RunConfig(network, batch, dtype=dtype)).work(device_type="cuda")
             for gpu in gpus:
                 estimate = gpu.estimate(work)
                 rows.append({"network": network, "batch_size": batch, "dtype": dtype, "device": gpu.device,

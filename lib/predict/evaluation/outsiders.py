@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lib.config.definitions import RUNTIMES, load_devices
+from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
 from lib.predict import boards, held_out, parallel, registry, steps
 from lib.predict.advice import advise_operator, questions
@@ -25,6 +25,8 @@ from lib.progress import track
 from lib.tables import columns
 from lib.work import networks
 from lib.work.graph import families
+from lib.work.run_config import RunConfig
+from lib.work.runtimes import RUNTIMES
 
 _WINOGRAD, _BOOST = 4.0, 1.1  # times the peak rate of counted products: by fewer products, by a clock above the stated one
 # what ran, whatever the number of GPUs
@@ -295,7 +297,8 @@ def _networks(table: pd.DataFrame) -> pd.DataFrame:
         beside=sum(answers[f"{name}_ms"].where(included[name], 0.0) for name in labels.STEP), batch_size=batch,
         **answers[["out_of_range", "widened"]].fillna(False).astype(bool), group=table["model"].map(networks.family),
         kind=np.where(gpus > 1, gpus.astype(str) + GPUS, np.where(answers["bound"] == "launch", LAUNCHES, held_out.ALL)),
-        condition=[condition_of(row.dtype, row.layout, bool(row.compile), count, scheme)
+        condition=[condition_of(RunConfig(dtype=row.dtype, layout=row.layout, compiled=bool(row.compile), gpus=count,
+                                          parallel=scheme))
                    for row, count, scheme in zip(answers.itertuples(), gpus, table["parallel"], strict=True)])
 
 

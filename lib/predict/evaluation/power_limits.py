@@ -12,9 +12,10 @@ from scipy.optimize import least_squares
 from lib.config.definitions import load_devices
 from lib.errors import InputError
 from lib.predict import held_out, registry, scores
-from lib.predict.advice.query import Answer, CapturedQuery, Query
+from lib.predict.advice.query import Answer, CapturedQuery
 from lib.predict.power.limits import ENERGY_PER_BIT, PATH, QUANTITIES, PowerLimits, draw, power, slowdown, width
 from lib.predict.published import labels
+from lib.work.run_config import RunConfig
 
 SPLITS = {"device": "cards", "network": "networks"}
 _CASE = "device dataset network batch_size optimizer".split()
@@ -46,7 +47,7 @@ def read(folder: Path) -> pd.DataFrame:
 def _rooflines(work: pd.DataFrame) -> list[tuple[float, float]]:
     with TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(_BERT)
-        captured = cache(lambda model, shape: CapturedQuery(Query(model.replace("bert", folder), 0, shape, "train")))
+        captured = cache(lambda model, shape: CapturedQuery(RunConfig(model.replace("bert", folder), 0, shape, "train")))
         return [Answer(captured(model, shape), registry.for_devices([device], "fp32")[0], batch_size).roofline
                 for device, model, shape, batch_size in work.itertuples(index=False)]
 

@@ -9,7 +9,7 @@ from lib.predict.networks import runtimes
 from lib.predict.networks.runtimes import EAGER
 
 _CASE = ["device", "case", "group", "batch_size"]
-RULES = {"always torch eager": EAGER.words} | {f"always {words}": words for words in (
+RULES = {"always torch eager": EAGER.label} | {f"always {label}": label for label in (
     "openvino fp32", "onnxruntime fp32", "torch.compile fp32", "openvino bf16", "openvino int8")}
 
 
@@ -21,7 +21,7 @@ def rows() -> pd.DataFrame:
     parts = [held_out.load(path) for path in sorted(runtimes.FOLDER.glob("*.json"))]
     table = pd.concat(parts, ignore_index=True)
     table = table[table["usable"].astype(bool)].reset_index(drop=True)
-    eager = table.loc[table["condition"] == EAGER.words, [*_CASE, "measured", "predicted"]]
+    eager = table.loc[table["condition"] == EAGER.label, [*_CASE, "measured", "predicted"]]
     both = table.merge(eager, on=_CASE, suffixes=("", "_eager"))
     return both.assign(gain=both["measured_eager"] / both["measured"],
                        predicted_gain=both["predicted_eager"] / both["predicted"])
@@ -64,7 +64,7 @@ def gains(table: pd.DataFrame) -> pd.DataFrame:
     ``sign_pct``: how often the prediction is right that it is faster or slower; ``always_pct``: of the commoner of both.
     """
     lines = []
-    for (device, condition), part in table[table["condition"] != EAGER.words].groupby(["device", "condition"], sort=False):
+    for (device, condition), part in table[table["condition"] != EAGER.label].groupby(["device", "condition"], sort=False):
         faster, error = part["gain"] > 1, (part["predicted_gain"] / part["gain"] - 1).abs() * 100
         lines.append({"machine": device, "condition": condition, "n": len(part), "mean_gain": part["gain"].mean(),
                       "least_gain": part["gain"].min(), "most_gain": part["gain"].max(), "mape_pct": error.mean(),

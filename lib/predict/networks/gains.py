@@ -8,7 +8,7 @@ The factors are learned through the sums of networks that were measured both way
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -21,6 +21,7 @@ from lib.predict.networks import composition, fitting, sums
 from lib.predict.networks.composition import OPERATOR_KINDS, Composition
 from lib.predict.networks.work import Work
 from lib.predict.operators.cost_model import CostModel
+from lib.work.run_config import RunConfig
 
 FOLDER = paths.REFERENCE / "models" / "gains"
 RETRAIN = "train it again with: python -m lib models --train gains"
@@ -29,15 +30,6 @@ _WEIGHT_MS, _CALL_MS = 0.15, 0.004  # what a MB of weights and a call more are e
 # Spreads of logs: of a kind's factor about that of all (one is chosen by families left out), of the latter, of what weights and
 # calls cost, and of networks about their sums.
 _SUMS = sums.sums(len(OPERATOR_KINDS), (0.3, 0.5, 0.8), 0.7, (1.0, 1.0), 0.1, np.ones(len(TERMS)))
-
-
-@dataclass(frozen=True)
-class GainCondition:
-    """How passes run: their mode, the element type, and the layout of images."""
-
-    mode: Literal["infer", "train"]
-    dtype: Literal["fp32", "bf16"]
-    layout: Literal["contiguous", "channels_last"]
 
 
 def terms(work: Work, operators: pd.DataFrame) -> dict[str, float]:
@@ -83,7 +75,7 @@ class Gains(Saved):
     machine: str
     threads: AtLeastOne
     bf16_instructions: tuple[str, ...]
-    ways: keyed(GainCondition, Composition)
+    ways: keyed(RunConfig, Composition)  # by mode, dtype and layout
 
     FORMAT: ClassVar = Format("file of gains", RETRAIN)
 
@@ -122,7 +114,7 @@ def answer(work: Work, cost_model: CostModel, dtype: str, layout: str) -> GainAn
 
     Raises InputError for what no networks were measured in, and for bf16 on a CPU that computes it otherwise than theirs.
     """
-    model, way = shipped(), GainCondition(work.mode, dtype, layout)
+    model, way = shipped(), RunConfig(mode=work.mode, dtype=dtype, layout=layout)
     if way not in model.ways:
         raise InputError(f"no networks were measured on a CPU in {dtype} {layout}; there are: "
                          f"{choices(f'{other.dtype} {other.layout}' for other in model.ways if other.mode == work.mode)}")

@@ -9,13 +9,12 @@ a call added: a pass of an empty network. In the larger ones the rates explain i
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
 
 from lib import csv_files, paths
-from lib.config.definitions import RUNTIMES
 from lib.errors import InputError, choices
 from lib.measure import machine, worker
 from lib.predict.model_file import AtLeastOne, Format, Limits, Positive, Saved, keyed, require
@@ -23,6 +22,7 @@ from lib.predict.networks import composition
 from lib.predict.networks.composition import OPERATOR_KINDS, Composition, Estimate
 from lib.predict.networks.sums import interval, sums
 from lib.predict.networks.work import Work
+from lib.work.run_config import RunConfig
 
 FOLDER = paths.REFERENCE / "models" / "runtimes"
 OUTSIDERS = FOLDER / "outsiders.csv"  # gains that others measured on their CPUs
@@ -36,48 +36,36 @@ PREPARED = ("start", "calls", "weights_mb")
 _WEIGHT_MS, _CALL_MS, _FRESH_MS = 0.15, 0.004, 0.3  # what a MB of weights, a call and a MB of fresh memory are expected to cost
 _FLOPS, _BYTES = 1.5e8, 2e7  # in a ms, of a usual CPU: learned rates make up for another one
 _NO_FRESH = 0.02  # of that, expected of a runtime with memory of its own
-# spreads of logs about the rates of the condition that is alike: of a kind, of all kinds, of weights, calls and fresh memory
+# spreads of logs about the rates of the starting condition: of a kind, of all kinds, of weights, calls and fresh memory
 _FIRST, _LATER, _NOISE = (0.5, 1.0, (1.0, 1.0, 1.0)), (0.3, 0.7, (0.5, 0.5, 1.0)), 0.15
 _PREPARED_SUMS = sums(len(PREPARED), (1.0, 2.0), 1.0, (), 0.2, np.array([1.0, 0.02, 0.02]))  # usual: s, s a call, s a MB
 
 
-@dataclass(frozen=True)
-class RuntimeCondition:
-    """How passes run: the runtime, compiled by torch or not, element type; threads (0: all) of each of some processes."""
-
-    runtime: Literal[*RUNTIMES]
-    compiled: bool
-    dtype: Literal["fp32", "bf16", "int8"]
-    threads: int
-    instances: AtLeastOne
-
-    @property
-    def words(self) -> str:
-        """Return it in a line."""
-        runtime = "torch.compile" if self.compiled else self.runtime
-        threads = f"{self.threads} thread{'s' * (self.threads > 1)}" if self.threads else ""
-        side_by_side = f"{self.instances} processes of" if self.instances > 1 else "on" if threads else ""
-        return " ".join(filter(None, [runtime, self.dtype, side_by_side, threads or "all threads" * (self.instances > 1)]))
-
-    @property
-    def prepared(self) -> str:
-        """Return what is compiled, or exported and loaded, for it: one name for those that share it; empty for eager torch."""
-        return f"torch.compile {self.dtype}" if self.compiled else f"exported {self.dtype}" * (self.runtime != RUNTIMES[0])
-
-    @property
-    def alike(self) -> "RuntimeCondition | None":
-        """Return the condition whose rates this one's are expected to be near; None for eager torch and ONNX Runtime."""
-        first = RuntimeCondition(RUNTIMES[1], False, "fp32", 0, 1)
-        if self.instances > 1:
-            return RuntimeCondition(self.runtime, self.compiled, self.dtype, self.threads, 1)
-        if self.threads:
-            return RuntimeCondition(self.runtime, self.compiled, self.dtype, 0, 1)
-        if self.dtype != "fp32":
-            return RuntimeCondition(self.runtime, self.compiled, "fp32", 0, 1)
-        return None if self in (EAGER, first) else first
+EAGER, _EXPORTED = RunConfig(), RunConfig(runtime="onnxruntime")
 
 
-EAGER = RuntimeCondition(RUNTIMES[0], False, "fp32", 0, 1)
+def condition_here(config: RunConfig) -> RunConfig:
+    """Return the condition of a run on this CPU: as many threads as it has cores are all (0)."""
+    threads = 0 if config.threads == worker.usable_cores() else config.threads
+    return replace(config.condition, threads=threads)
+
+
+def preparation(condition: RunConfig) -> str:
+    """Return what is compiled, or exported and loaded, for a condition; empty for eager torch."""
+    if condition.compiled:
+        return f"torch.compile {condition.dtype}"
+    return f"exported {condition.dtype}" if condition.runtime != EAGER.runtime else ""
+
+
+def starting_condition(condition: RunConfig) -> RunConfig | None:
+    """Return the condition whose rates one's are expected near; None for eager torch and ONNX Runtime."""
+    if condition.instances > 1:
+        return replace(condition, instances=1)
+    if condition.threads:
+        return replace(condition, threads=0)
+    if condition.dtype != "fp32":
+        return replace(condition, dtype="fp32")
+    return None if condition in (EAGER, _EXPORTED) else _EXPORTED
 
 
 def _kinds_of(operators: pd.DataFrame) -> np.ndarray:
@@ -106,21 +94,21 @@ def preparation_terms(work: Work) -> dict[str, float]:
     return dict(zip(PREPARED, (1.0, float(work.calls), work.weight_bytes / 1e6), strict=True))
 
 
-def learn(rows: Mapping[RuntimeCondition, pd.DataFrame], elsewhere: Mapping[RuntimeCondition, Mapping[str, float]] = {},
-          ) -> dict[RuntimeCondition, dict[str, float]]:
-    """Learn the rates of TERMS of each condition from networks (TERMS and ``latency_ms``), those of a condition alike first.
+def learn(rows: Mapping[RunConfig, pd.DataFrame],
+          elsewhere: Mapping[RunConfig, Mapping[str, float]] = {}) -> dict[RunConfig, dict[str, float]]:
+    """Learn the rates of TERMS of each condition from networks (TERMS and ``latency_ms``), the starting condition first.
 
     Rates are expected near those of the same condition ``elsewhere``, on another machine, where it was measured there.
     """
-    rates: dict[RuntimeCondition, dict[str, float]] = {}
+    rates: dict[RunConfig, dict[str, float]] = {}
 
-    def learned(way: RuntimeCondition) -> np.ndarray:
+    def learned(way: RunConfig) -> np.ndarray:
         if way not in rates:
-            first, usual = way.alike is None and way not in elsewhere, np.ones(len(TERMS))
+            first, usual = starting_condition(way) is None and way not in elsewhere, np.ones(len(TERMS))
             if way in elsewhere:
                 usual = np.array([*elsewhere[way].values()])
             elif not first:
-                usual = learned(way.alike)
+                usual = learned(starting_condition(way))
             elif way != EAGER:
                 usual[-1] = _NO_FRESH
             part, (kind, common, beside) = rows.get(way), _FIRST if first else _LATER
@@ -139,7 +127,7 @@ def learn(rows: Mapping[RuntimeCondition, pd.DataFrame], elsewhere: Mapping[Runt
 class Runtimes(Saved):
     """What networks of a machine taught: rates of TERMS by condition, its instructions by element type, and preparations.
 
-    ``prepare``: seconds of exporting or compiling as rates of PREPARED, by ``RuntimeCondition.prepared``.
+    ``prepare``: seconds of exporting or compiling as rates of PREPARED, by ``preparation``.
     ``elsewhere_half``: half of the interval, in log time, of a condition's ``ratio`` on CPUs that taught nothing.
     ``flops``: of a pass of the smallest and of the largest network that taught.
     """
@@ -147,7 +135,7 @@ class Runtimes(Saved):
     machine: str
     threads: AtLeastOne
     instructions: dict[str, tuple[str, ...]]
-    conditions: keyed(RuntimeCondition, Composition)
+    conditions: keyed(RunConfig, Composition)  # by RunConfig.condition
     elsewhere_half: Positive
     flops: Limits
     prepare: dict[str, Composition] = field(default_factory=dict)
@@ -158,13 +146,13 @@ class Runtimes(Saved):
         """Refuse rates of other terms, and a file without eager torch."""
         known = all(set(fitted.rates) == set(TERMS) for fitted in self.conditions.values())
         require(known, f"has rates of other terms than {TERMS}")
-        require(EAGER in self.conditions, f"lacks {EAGER.words}")
+        require(EAGER in self.conditions, f"lacks {EAGER.label}")
 
-    def ratio(self, way: RuntimeCondition, parts: Mapping[str, float], base: RuntimeCondition = EAGER) -> float:
+    def ratio(self, way: RunConfig, parts: Mapping[str, float], base: RunConfig = EAGER) -> float:
         """Return the time of a pass under a condition over that under ``base``; ``parts`` are TERMS of the network."""
         return self.conditions[way].total(parts) / self.conditions[base].total(parts)
 
-    def lends(self, way: RuntimeCondition, instructions: Mapping[str, Sequence[str]]) -> bool:
+    def lends(self, way: RunConfig, instructions: Mapping[str, Sequence[str]]) -> bool:
         """Return whether a condition's ``ratio`` is that of a CPU with these instructions, too, on as many cores."""
         return way in self.conditions and self.instructions.get(way.dtype, ()) == tuple(instructions.get(way.dtype, ()))
 
@@ -172,11 +160,11 @@ class Runtimes(Saved):
         """Return whether a pass has fewer FLOPs than those of all networks that taught."""
         return work.flops < self.flops[0]
 
-    def refusal(self, way: RuntimeCondition) -> str:
+    def refusal(self, way: RunConfig) -> str:
         """Return why nothing is known of a condition on this CPU; empty where something is."""
         if way not in self.conditions:
-            return (f"no networks were measured on a CPU in {way.words}; there are: "
-                    f"{choices(other.words for other in self.conditions)}")
+            return (f"no networks were measured on a CPU in {way.label}; there are: "
+                    f"{choices(other.label for other in self.conditions)}")
         theirs, own = self.instructions.get(way.dtype, ()), machine.instructions(way.dtype)
         if theirs != own:
             return (f"networks were measured in {way.dtype} on a CPU with {choices(theirs) or 'no instructions for it'}, and "
@@ -208,7 +196,7 @@ def nearest(files: Sequence[Runtimes], instructions: Mapping[str, Sequence[str]]
     return min(files, key=distance)
 
 
-def known() -> tuple[RuntimeCondition, ...]:
+def known() -> tuple[RunConfig, ...]:
     """Return the conditions other than eager torch that networks were measured in on a CPU like this one."""
     return tuple(way for way in shipped().conditions if way != EAGER and not shipped().refusal(way))
 
@@ -219,7 +207,7 @@ def _empty_passes() -> pd.DataFrame:
     return table[table["network"] == _EMPTY]
 
 
-def call_cost(way: RuntimeCondition) -> tuple[float, str]:
+def call_cost(way: RunConfig) -> tuple[float, str]:
     """Return the ms of a pass of an empty network, and the machine: this one, or else all that measured it (the median).
 
     Raises InputError for a condition in which none did.
@@ -228,7 +216,7 @@ def call_cost(way: RuntimeCondition) -> tuple[float, str]:
     rows = rows[(rows[_CALL] == [getattr(way, name) for name in _CALL]).all(axis=1)]
     own = rows[rows["machine"] == machine.name()]
     if rows.empty:
-        raise InputError(f"{CALLS} has no empty network in {way.words}; measure it with: python -m benchmarks runtime_calls")
+        raise InputError(f"{CALLS} has no empty network in {way.label}; measure it with: python -m benchmarks runtime_calls")
     rows = rows if own.empty else own
     return float(rows["low_ms"].median()), choices(rows["machine"])
 
@@ -249,7 +237,7 @@ class RuntimeAnswer:
     is_outside: bool = False
 
 
-def answer(work: Work, parts: Mapping[str, float], heaps: Mapping[str, Estimate], way: RuntimeCondition) -> RuntimeAnswer:
+def answer(work: Work, parts: Mapping[str, float], heaps: Mapping[str, Estimate], way: RunConfig) -> RuntimeAnswer:
     """Predict a pass of a network under a condition on this CPU; ``parts`` are its TERMS.
 
     ``heaps``: the estimates of eager torch with a retained heap (``kept``) and the default one. Raises InputError for what no
@@ -259,7 +247,7 @@ def answer(work: Work, parts: Mapping[str, float], heaps: Mapping[str, Estimate]
     if refused := models.refusal(way):
         raise InputError(refused)
     fitted, eager = models.conditions[way], models.conditions[EAGER]
-    steps = {way.prepared, replace(way, dtype="fp32").prepared}  # what is quantised was exported first
+    steps = {preparation(way), preparation(replace(way, dtype="fp32"))}  # what is quantised was exported first
     prepare_s = sum(models.prepare[step].total(preparation_terms(work)) for step in steps if step in models.prepare)
     computing = {name: ms for name, ms in parts.items() if name != "fresh"} | {"fresh": 0.0}
     kept, fresh_ms = heaps["kept"], max(0.0, heaps["default"].predicted_ms - heaps["kept"].predicted_ms)
@@ -267,7 +255,7 @@ def answer(work: Work, parts: Mapping[str, float], heaps: Mapping[str, Estimate]
         fresh_ms * fitted.rates["fresh"] / eager.rates["fresh"]
     is_borrowed, scores = models.machine != machine.name(), fitted.scores
     half = float(np.hypot(models.elsewhere_half if is_borrowed else fitted.half, np.log(kept.high_ms / kept.predicted_ms)))
-    evidence = (f"{way.words}: from {fitted.networks} networks on {models.machine} with {models.threads} threads; there the "
+    evidence = (f"{way.label}: from {fitted.networks} networks on {models.machine} with {models.threads} threads; there the "
                 f"time of families left out errs by {scores['mape']:.0f} % (typically {scores['median']:.0f} %)")
     is_outside = not models.flops[0] <= work.flops <= models.flops[1]
     if is_outside:
@@ -280,9 +268,7 @@ def answer(work: Work, parts: Mapping[str, float], heaps: Mapping[str, Estimate]
     return RuntimeAnswer(*interval(ms, half), evidence, prepare_s, is_borrowed, is_outside)
 
 
-def words_of(rows: pd.DataFrame) -> list[RuntimeCondition]:
+def conditions_of(rows: pd.DataFrame) -> list[RunConfig]:
     """Return the condition of each row of a table ``networks``; the most threads are all."""
     threads = rows["threads"].where(rows["threads"] != rows["threads"].max(), 0)
-    values: Any = zip(rows["runtime"], rows["compiled"].astype(bool), rows["dtype"], threads, rows["instances"], strict=True)
-    return [RuntimeCondition(str(runtime), bool(compiled), str(dtype), int(count), int(instances))
-            for runtime, compiled, dtype, count, instances in values]
+    return [RunConfig.from_row(row).condition for row in rows.assign(threads=threads).to_dict("records")]

@@ -89,7 +89,7 @@ def _vector(op: Op) -> StandIn:
 
 
 def _gathered(op: Op) -> StandIn | None:
-    """Return a sum of rows that are read by index, as in a product with a sparse matrix, as as many additions."""
+    """Return a sum of rows that are read by index as as many additions."""
     if op.is_backward:
         return None
     additions = int(counts.matrix_flops(op) / 2 or counts.flops(op))
@@ -112,7 +112,7 @@ def _joined(op: Op) -> StandIn:
 _READERS = {
     "convolution": _convolution, "native_group_norm": _group_norm,
     **dict.fromkeys(counts.RECURRENT, _recurrent), **dict.fromkeys(counts.GROUPED, _grouped),
-    **dict.fromkeys((*counts.SPARSE, *counts.BAGS), _gathered),
+    **dict.fromkeys(counts.BAGS, _gathered),
     **dict.fromkeys(("_trilinear", "deform_conv2d", "_deform_conv2d"), _weighted),
     **dict.fromkeys(("mv", "addmv", "dot", "vdot"), _vector), "addbmm": _joined}
 

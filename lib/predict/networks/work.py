@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -36,20 +35,18 @@ def key_of(row: Mapping[str, Any]) -> tuple:
 class Work:
     """What one pass or step of a network runs, memory in bytes.
 
-    ``replay`` gives ``fresh_bytes``: its allocations are repeated in the background; None where no memory comes fresh, on GPUs.
-
     ``table`` has a row a distinct operator: ``sweep`` columns (``dtype``: of its first floats), ``calls``, of them
     ``backward_calls``, and ``covered``, whether a family knows it. ``not_modelled`` says what no model is of: operators without
     a family, each with what stands in for it, and products of other element types than the network's; ``uncounted`` whose FLOPs
     are not known. ``input_values`` are the numbers in a batch, ``trained`` the elements of each trained parameter, ``branches``
-    the lines of code that went the way of random inputs.
+    the lines of code that went the way of random inputs. ``takes_fresh``: on a CPU, memory comes fresh from the system.
     """
 
     table: pd.DataFrame
     mode: str
     batch_size: int
     modules: int
-    replay: Future[float] | None
+    takes_fresh: bool
     weight_bytes: float
     plan: allocator.Plan
     not_modelled: tuple[str, ...] = ()
@@ -97,10 +94,10 @@ class Work:
             occupied += new - sum(sizes.get(storage, 0) for storage in dead)
         return float(peak)
 
-    @property
+    @cached_property
     def fresh_bytes(self) -> float:
-        """Return how many bytes a pass touches first after the system handed them out, see ``allocator.fresh_bytes``."""
-        return self.replay.result() if self.replay else 0.0
+        """Give how many bytes a pass touches first after the system handed them out, see ``allocator.fresh_bytes``."""
+        return allocator.fresh_bytes(self.plan) if self.takes_fresh else 0.0
 
     @property
     def memory_mb(self) -> float:
@@ -125,7 +122,7 @@ class Work:
         rows = [{**row_of(op), "calls": int(calls), "backward_calls": 0}
                 for size, calls in zip(*np.unique(sizes * 4 // itemsize, return_counts=True), strict=True)
                 for op in capture.optimizer_ops(int(size), optimizer) if counts.is_work(op)]
-        return replace(self, table=pd.DataFrame(rows), modules=0, replay=None, not_modelled=(), uncounted=())
+        return replace(self, table=pd.DataFrame(rows), modules=0, takes_fresh=False, not_modelled=(), uncounted=())
 
     @classmethod
     def of(cls, graph: Graph, mode: str, batch_size: int, device_type: str = "cpu") -> "Work":
@@ -140,8 +137,7 @@ class Work:
         skipped = [*counts.VIEWS, *["_to_copy"] * (graph.computes_in in _LOW)]  # casts of autocast
         modules = sum(op.phase == "forward" and op.short not in skipped for op in graph.ops)
         plan = allocator.Plan.from_graph(graph)
-        replay = allocator.replayed(plan) if device_type == "cpu" else None
-        return cls(table, mode, batch_size, modules, replay, float(weights), plan, _not_modelled(graph),
+        return cls(table, mode, batch_size, modules, device_type == "cpu", float(weights), plan, _not_modelled(graph),
                    tuple(sorted({op.short for op in work if not counts.is_counted(op)})),
                    float(sum(spec.elements for spec in inputs.values())), graph.trained if mode == "train" else (),
                    graph.branches)

@@ -16,7 +16,6 @@ import pandas as pd
 
 from lib import csv_files, store
 from lib.config.base import mapping
-from lib.config.definitions import TORCH
 from lib.errors import InputError, choices
 from lib.measure.gpus.card import number_of
 from lib.measure.statistics import is_usable
@@ -24,6 +23,7 @@ from lib.predict.published import SOURCES, kernels
 from lib.predict.published import timm as timm_results
 from lib.predict.published.reading import read_csv
 from lib.tables import PARAMETERS
+from lib.work.runtimes import TORCH
 
 STEP = ("loader_wait", "h2d", "optimizer")  # parts of a training step that a time may include
 INCLUDED = (*STEP, "zeroing")  # zeroing: of gradients beforehand, as torch did until 2.0

@@ -44,10 +44,8 @@ def quote(answer) -> Quote:
         return Quote({}, f"eager in fp32: {quoted.words}; {runtime.evidence}")
     if gain:
         return Quote({}, f"in fp32, default layout: {quoted.words}; {gain.evidence}")
-    query = answer.query
-    outsiders = scoreboard.of_networks(answer.predictor.kind, query.mode,
-                                       scoreboard.condition_of(query.dtype, query.layout, query.compiled, query.gpus,
-                                                                query.parallel))
+    config = answer.config
+    outsiders = scoreboard.of_networks(answer.predictor.kind, config.mode, scoreboard.condition_of(config))
     return Quote(outsiders, f"{ON_CARD}: {_errors(outsiders)} ({outsiders['sources']}). The model's own: {quoted.words}") \
         if outsiders else quoted
 

@@ -11,6 +11,7 @@ from lib import files
 from lib.errors import choices
 from lib.predict import boards, held_out
 from lib.predict.scores import score_draws
+from lib.work.run_config import RunConfig
 
 KERNELS, NETWORKS = "kernels, measured by others", "networks, measured by others"
 FACTORS = "many GPUs by the measured time on one, networks measured by others"
@@ -52,9 +53,16 @@ def without(rows: pd.DataFrame, unit: str = LEFT_OUT[0]) -> pd.DataFrame:
     return rows[rows["left_out"].str.endswith(unit)]
 
 
-def condition_of(dtype: str, layout: str, compiled: bool, gpus: int = 1, parallel: str = "") -> str:
+def condition_of(config: RunConfig) -> str:
     """Return how a network ran, as the column ``condition`` says it."""
-    return ", ".join([dtype, *[layout] * (layout != "contiguous"), *["compiled"] * compiled, *[parallel] * (gpus > 1)])
+    words = [config.dtype]
+    if config.layout != "contiguous":
+        words.append(config.layout)
+    if config.compiled:
+        words.append("compiled")
+    if config.gpus > 1:
+        words.append(config.parallel)
+    return ", ".join(words)
 
 
 def summary(rows: pd.DataFrame) -> pd.DataFrame:

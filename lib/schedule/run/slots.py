@@ -45,14 +45,14 @@ def slots_here(count: int = 0, by_model: bool = True) -> tuple[Slot, ...]:
     ``by_model=False`` each is a type of its own. A slot of several cores has one thread for each
     core that is free now. Raises InputError for more slots than cores.
     """
-    from lib.measure import load, machine
+    from lib.measure import disturbance, machine
 
     cores = allowed_cores()
     count = count or default_slots(len(cores))
     if not 1 <= count <= len(cores):
         raise InputError(f"{count} slots on {len(cores)} cores: it must be 1 to {len(cores)}")
     width = len(cores) // count
-    threads = max(1, min(width, load.free_cores() // count)) if width > 1 else 1
+    threads = max(1, min(width, disturbance.free_cores() // count)) if width > 1 else 1
     gpus = machine.hardware()["gpus"]
     listed, slots = json.dumps(gpus), []
     for first in range(0, count * width, width):

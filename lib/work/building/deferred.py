@@ -1,124 +1,74 @@
-"""Delays the import of torch's compiler until something compiles: the import takes a third of the time of an answer.
+"""Delays the import of torch's compiler, which takes a third of the time of an answer, in a process that compiles nothing.
 
 torchvision imports ``is_compile_supported``; timm and torch's dispatch modes use ``disable``. Both functions are stubbed; using
 any other attribute imports the real compiler.
 """
 
+import importlib
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
-_PACKAGE, _UTILITIES = "torch._dynamo", "torch._dynamo.utils"
-_SETTINGS = "torch._dynamo.config"  # torch reads it also where nothing compiles, and it imports nothing of the compiler
-_MARK = "__dynamo_disable"  # what torch caches of ``disable`` beside a function
-_left_alone: list[Callable] = []
+_PACKAGE = "torch._dynamo"
+_SETTINGS = "torch._dynamo.config"  # torch reads it always, and it imports nothing of the compiler
 
 
-def _disable(function: Any = None, recursive: bool = True, **options: Any) -> Any:
-    """Stand in for what keeps a function from the compiler; a decorated one asks for it whenever it is called."""
-    if function is None:
-        return partial(_disable, recursive=recursive, **options)
-    if not isinstance(function, FunctionType):
-        import torch._dynamo
-
-        _load(torch._dynamo)
-        return torch._dynamo.disable(function, recursive, **options)
-    if options.get("wrapping") is False:  # torch's own use, as such a function is called
-        _left_alone.append(function)
-        return function
-    import torch._compile
-
-    decorated = torch._compile._disable_dynamo(function, recursive)
-    decorated._torchdynamo_disable, decorated._torchdynamo_disable_msg = True, options.get("reason")
-    decorated._torchdynamo_orig_callable = function
-    return decorated
+def _disable(function: Callable | None = None, *_: Any, **__: Any) -> Any:
+    """Return a function as it is: where nothing compiles, there is nothing to keep it from."""
+    return function if function is not None else _disable
 
 
-def _is_compile_supported(device_type: str) -> Any:
-    from torch._dynamo import utils
-
-    _load(utils)
-    return utils.is_compile_supported(device_type)
+_STUBS = {_PACKAGE: {"disable": _disable}, "torch._dynamo.utils": {"is_compile_supported": lambda device_type: False}}
 
 
-_STAND_INS = {_PACKAGE: {"disable": _disable}, _UTILITIES: {"is_compile_supported": _is_compile_supported}}
-
-
-class _Deferred(ModuleType):
-    """A module that is loaded as soon as it is asked for what no stand-in gives."""
+class _DeferredModule(ModuleType):
+    """A module of stubs, which has the attributes of the real one as soon as they are asked for."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        _load(self)
-        return getattr(self, name)
+        return getattr(_real(self.__name__), name)
 
 
-def _load(module: ModuleType) -> None:
-    """Load a deferred module; what was left alone by a stand-in is told to the compiler when it is called next.
-
-    The package comes first: its modules import each other in the order that it asks for.
-    """
-    if module.__name__ != _PACKAGE:
-        _load(sys.modules[_PACKAGE])
-    if not isinstance(module, _Deferred):
-        return
-    module.__class__ = ModuleType
-    for name in _STAND_INS[module.__name__]:
-        delattr(module, name)
-    for function in _left_alone:
-        vars(function).pop(_MARK, None)
-    _left_alone.clear()
-    module.__spec__.loader.loader.exec_module(module)
+def _real(name: str) -> ModuleType:
+    """Import the compiler in place of its stubs and return one of its modules."""
+    for stub in _STUBS:
+        if isinstance(sys.modules.get(stub), _DeferredModule):
+            del sys.modules[stub]
+    importlib.import_module(_PACKAGE)  # first: its modules import each other in the order that it asks for
+    return importlib.import_module(name)
 
 
-class _Loader(Loader):
-    def __init__(self, loader: Loader):
-        self.loader = loader
+class _StubFinder(MetaPathFinder, Loader):
+    """Gives the stubs; any other module of the package comes with the whole of it."""
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Make the module without running it."""
-        return _Deferred(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Give it the stand-ins."""
-        vars(module).update(_STAND_INS[module.__name__])
-
-
-class _Present(Loader):
-    """Gives a module that is there already, as loading the package before it brought it."""
-
-    def __init__(self, spec: ModuleSpec):
-        self._spec = spec
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Return the module."""
-        return sys.modules[spec.name]
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Leave it as it is."""
-        module.__spec__ = self._spec
-
-
-class _Finder(MetaPathFinder):
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
-        """Say how the deferred modules are loaded; nothing of others, before which the package is loaded that they are of."""
-        if name in _STAND_INS:
-            spec = PathFinder.find_spec(name, path)
-            spec.loader = _Loader(spec.loader)
-            return spec
-        package = sys.modules.get(_PACKAGE)
-        if not name.startswith(f"{_PACKAGE}.") or name == _SETTINGS or not isinstance(package, _Deferred):
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        is_part = name.startswith(f"{_PACKAGE}.") and name != _SETTINGS
+        if not is_part or not isinstance(sys.modules.get(_PACKAGE), _DeferredModule):
             return None
-        _load(package)
-        return ModuleSpec(name, _Present(sys.modules[name].__spec__)) if name in sys.modules else None
+        return ModuleSpec(name, self)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return the stubs of a module, or else the real one."""
+        return _stub(spec.name, ()) if spec.name in _STUBS else _real(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Leave a module as it is, with its own specification."""
+        module.__spec__ = PathFinder.find_spec(module.__name__, sys.modules[_PACKAGE].__path__)
+
+
+def _stub(name: str, path: Any) -> ModuleType:
+    module = _DeferredModule(name)
+    vars(module).update(_STUBS[name], __path__=path)
+    return module
 
 
 def defer_compiler() -> None:
     """Defer loading torch's compiler in this process, unless it is loaded already."""
-    if _PACKAGE not in sys.modules and not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+    if _PACKAGE not in sys.modules:
+        path = PathFinder.find_spec(_PACKAGE, PathFinder.find_spec("torch").submodule_search_locations)
+        sys.modules[_PACKAGE] = _stub(_PACKAGE, path.submodule_search_locations)
+        sys.meta_path.insert(0, _StubFinder())

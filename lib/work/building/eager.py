@@ -1,11 +1,11 @@
-"""What of torch is replaced while a network is captured, so that each of its operators is seen.
+"""What of torch is replaced during a capture, so that each operator is seen.
 
-Higher-order operators (torch.cond, while_loop, scan, map, flex_attention) call functions of the network. Each runs as its
-eager definition, so autograd and the capture see the operators inside, and a value that decides is read like any other.
+Higher-order operators (torch.cond, while_loop, scan, map, flex_attention) call functions of the
+network. Each runs as its eager definition, so the capture sees the operators inside.
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import groupby
 from typing import Any
@@ -16,29 +16,21 @@ from torch._C import DispatchKey
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
-_DEFINED = frozenset(("while_loop", "map_impl", "associative_scan", "flex_attention", "hints_wrapper", "out_dtype",
-                      "auto_functionalized", "auto_functionalized_v2"))  # torch's own definition runs under any mode
-_usual, _usual_padding = HigherOrderOperator.dispatch, torch._VF._pad_packed_sequence
+_DEFINED = ("while_loop", "map_impl", "associative_scan", "flex_attention", "hints_wrapper",
+            "out_dtype", "auto_functionalized", "auto_functionalized_v2")  # by torch, eagerly
+_usual_dispatch, _usual_padding = HigherOrderOperator.dispatch, torch._VF._pad_packed_sequence
 _usual_inference = torch._C._InferenceMode
 
 
-def _scan(combine: Callable, init: Any, items: Any, additional: Any, **_: Any) -> Any:
-    from torch._higher_order_ops.scan import generic_scan
-
-    return generic_scan(combine, init, items, additional_inputs=additional)
-
-
-_DEFINITIONS: dict[str, Callable] = {
-    "cond": lambda value, first, second, operands: (first if value else second)(*operands), "scan": _scan}
-
-
-def _pad_packed(data: torch.Tensor, sizes: torch.Tensor, batch_first: bool, padding: float, length: int) -> Any:
-    """Pad a packed sequence as torch does, whose own code reads and writes memory; ``sizes``: of each step, with values."""
+def _pad_packed(data: torch.Tensor, sizes: torch.Tensor, batch_first: bool, padding: float,
+                length: int) -> Any:
+    """Pad a packed sequence by operators; torch's own code reads and writes memory."""
     if not isinstance(data, FakeTensor):
         return _usual_padding(data, sizes, batch_first, padding, length)
     with unset_fake_temporarily():
         steps = sizes.tolist()
-    out = torch.full((max(length, len(steps)), steps[0], *data.shape[1:]), padding, dtype=data.dtype)
+    shape = (max(length, len(steps)), steps[0], *data.shape[1:])
+    out = torch.full(shape, padding, dtype=data.dtype)
     step = first = 0
     for size, run in groupby(steps):
         count = len(list(run))
@@ -50,27 +42,34 @@ def _pad_packed(data: torch.Tensor, sizes: torch.Tensor, batch_first: bool, padd
 
 
 def _dispatch(operator: HigherOrderOperator, /, key: DispatchKey, *args: Any, **kwargs: Any) -> Any:
-    """Run a higher-order operator as its eager definition; transformations such as vmap see it first."""
+    """Run a higher-order operator as its eager definition."""
     name = operator.name()
-    if key == DispatchKey.FuncTorchDynamicLayerFrontMode:
-        return _usual(operator, key, *args, **kwargs)
+    if key == DispatchKey.FuncTorchDynamicLayerFrontMode:  # of vmap, which sees it first
+        return _usual_dispatch(operator, key, *args, **kwargs)
     if name in _DEFINED:
         return operator.py_kernels[DispatchKey.CompositeExplicitAutograd](*args, **kwargs)
-    if name not in _DEFINITIONS:
-        raise RuntimeError(f"torch's higher-order operator {name} hides its operators; call the function that it is given "
-                           "directly")
-    return _DEFINITIONS[name](*args, **kwargs)
+    if name == "cond":
+        value, first, second, operands = args
+        return (first if value else second)(*operands)
+    if name == "scan":
+        from torch._higher_order_ops.scan import generic_scan
+
+        combine, init, items, additional = args
+        return generic_scan(combine, init, items, additional_inputs=additional)
+    raise RuntimeError(f"torch's higher-order operator {name} hides its operators; call the "
+                       "function that it is given directly")
+
+
+def _inference_mode(mode: bool) -> Any:
+    """Return no_grad: under inference mode torch hands over conv2d and linear, not their parts."""
+    return torch.set_grad_enabled(False) if mode else _usual_inference(False)
 
 
 @contextmanager
 def running() -> Iterator[None]:
-    """Replace meanwhile what hides operators: inference_mode becomes no_grad, and torch.compile calls what it is given.
-
-    Under inference mode torch hands over composite operators (linear, conv2d) in place of their parts.
-    """
+    """Replace meanwhile what hides operators; torch.compile calls what it is given."""
     with ExitStack() as stack:
-        stack.enter_context(patch.object(torch._C, "_InferenceMode", lambda mode: torch.set_grad_enabled(False) if mode else
-                                         _usual_inference(False)))  # which fake tensors use themselves
+        stack.enter_context(patch.object(torch._C, "_InferenceMode", _inference_mode))
         stack.enter_context(patch.object(HigherOrderOperator, "dispatch", _dispatch))
         stack.enter_context(patch.object(torch._VF, "_pad_packed_sequence", _pad_packed))
         if "torch._dynamo.eval_frame" in sys.modules:

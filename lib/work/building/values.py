@@ -35,7 +35,6 @@ _TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _MISSING = (DataDependentOutputException, DynamicOutputShapeException)
 _LIBRARY, _TORCH = (f"{folder}/" for folder in (paths.ROOT / "lib", Path(torch.__file__).parent))
 _TRACED = tuple(f"{_LIBRARY}work/{name}.py" for name in ("building/values", "building/eager", "graph/recorder"))
-_DRAWN = "random numbers of Python or NumPy"
 _PACKED = "_pack_padded_sequence"  # torch has no tag for it; its second result, steps of each length, is read as values
 
 
@@ -144,26 +143,21 @@ def _formatted(tensor: torch.Tensor, form: str) -> str:
 
 
 @contextmanager
-def seeded() -> Iterator[list[str]]:
-    """Seed Python's and NumPy's random numbers meanwhile; what draws some is in the list afterwards."""
-    before, drawn = (random.getstate(), np.random.get_state()), []  # noqa: NPY002
-    thread, usual = threading.get_ident(), random._urandom
+def seeded() -> Iterator[None]:
+    """Seed Python's and NumPy's random numbers meanwhile, also those of new generators in this thread."""
+    before, thread, usual = (random.getstate(), np.random.get_state()), threading.get_ident(), random._urandom  # noqa: NPY002
+
+    def seed(count: int) -> bytes:
+        return bytes(count) if threading.get_ident() == thread else usual(count)
+
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002
-    start = _states()
-    try:  # _urandom: the seeds of NumPy's generators and of SystemRandom; those of other threads stay
-        with patch.object(random, "_urandom", lambda count: usual(count) if threading.get_ident() != thread else
-                          drawn.append(_DRAWN) or bytes(count)):
-            yield drawn
+    try:
+        with patch.object(random, "_urandom", seed):
+            yield
     finally:
-        drawn.extend([_DRAWN] * (_states() != start))
         random.setstate(before[0])
         np.random.set_state(before[1])  # noqa: NPY002
-
-
-def _states() -> tuple:
-    _, numbers, *rest = np.random.get_state()  # noqa: NPY002
-    return random.getstate(), numbers.tolist(), rest
 
 
 def of_a_run(build: user_code.Builder, batch: Sequence[inputs.Input], training: bool, name: str,

@@ -8,12 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-from torch.nn.parameter import UninitializedTensorMixin, is_lazy
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from lib.errors import InputError, choices
@@ -28,7 +27,6 @@ from lib.work.networks import Network
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW,
               "sgd": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9, weight_decay=1e-4)}
 _UNRECORDED = "does not require grad"  # of torch's error where a network differentiates under no_grad
-_DRAWN = "drawn_while_built"  # attribute of a prepared network
 
 
 def _converted(model: nn.Module, dtype: torch.dtype, channels_last: bool) -> nn.Module:
@@ -39,9 +37,6 @@ def _converted(model: nn.Module, dtype: torch.dtype, channels_last: bool) -> nn.
     done = {}
 
     def convert(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.layout != torch.strided:  # a fake one would not know what it stores
-            with unset_fake_temporarily():
-                return tensor.to(dtype) if tensor.is_floating_point() else tensor
         as_it_is = tensor.dtype == dtype or not tensor.is_floating_point()
         if as_it_is and isinstance(tensor, FakeTensor) and not channels_last:
             return tensor
@@ -112,17 +107,18 @@ def capture(model: nn.Module, shape: Sequence[int], mode: str = "infer", optimiz
     setup = _Setup(mode, optimizer, **how)
     batch = (Input(tuple(shape)),)
     real = None if any(isinstance(parameter, FakeTensor) for parameter in model.parameters()) else partial(copy.deepcopy, model)
-    fake = _fake(_copied(model, name), setup.dtype, setup.channels_last, name, batch, real)
+    _check(model, name)
+    fake = _fake(_copied(model, name), setup.dtype, setup.channels_last, name)
     return _captured(fake, batch, setup, name, real)
 
 
 def prepared(network: Network, dtype: str = "float32", channels_last: bool = False) -> nn.Module:
     """Build a network of fake tensors alone: what ``of_network`` captures several times."""
-    with user_code.alone, torch.random.fork_rng(devices=[]), values.seeded() as drawn:
+    with user_code.alone, torch.random.fork_rng(devices=[]), values.seeded():
         torch.default_generator.manual_seed(0)
         model = fakes.build(network.build)
-    vars(model)[_DRAWN] = drawn
-    return _fake(model, dtype, channels_last, f"model {network.name!r}", network.batch, network.build)
+    _check(model, f"model {network.name!r}")
+    return _fake(model, dtype, channels_last, f"model {network.name!r}")
 
 
 def of_network(network: Network, mode: str = "infer", dtype: str = "float32", channels_last: bool = False,
@@ -149,34 +145,35 @@ def _captured(model: nn.Module, batch: Sequence[Input], setup: _Setup, name: str
     if setup.mode == "train" and not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError(f"{name} has no parameters to train")
     try:
-        return _with_values(partial(_recorded, model, batch, setup, name), model, batch, name, real, setup)
+        return _with_values(model, batch, setup, name, real)
     except InputError as error:
         if setup.mode != "infer" or setup.grad or _UNRECORDED not in str(error):
             raise
     return _captured(model, batch, replace(setup, grad=True), name, real)
 
 
-def _with_values(run: Callable[[values.Values], Any], model: nn.Module, batch: Sequence[Input], name: str,
-                 real: user_code.Builder | None, setup: _Setup) -> Any:
-    """Run something of fake tensors; where it reads values, again with those of a run of what ``real`` builds."""
+def _with_values(model: nn.Module, batch: Sequence[Input], setup: _Setup, name: str,
+                 real: user_code.Builder | None) -> Graph:
+    """Record a network of fake tensors; where it reads values, again with those of a run of what ``real`` builds."""
     try:
-        return run({})
+        return _recorded(model, batch, setup, name, {})
     except InputError as error:
         if real is None or not values.missing(error):
             raise
-        weights = sum(weight.numel() * weight.itemsize for weight in model.parameters() if not is_lazy(weight))
+        weights = sum(weight.numel() * weight.itemsize for weight in model.parameters())
         if weights > values.MOST_BYTES:
             raise InputError(f"{error}; its {weights / 1e6:,.0f} MB of weights are too many to run it for them") from error
-    return run(values.of_a_run(real, batch, setup.mode == "train", name, setup.mode == "train" or setup.grad))
+    training = setup.mode == "train"
+    return _recorded(model, batch, setup, name, values.of_a_run(real, batch, training, name, training or setup.grad))
 
 
 def _recorded(model: nn.Module, batch: Sequence[Input], setup: _Setup, name: str, answers: values.Values) -> Graph:
-    recorder, given, drawn = Recorder(), None, []
+    recorder, given = Recorder(), None
     if setup.device.startswith("cuda"):
         from torch.nn.attention import flex_attention  # noqa: F401 - a network that is the first would get the CPU's
     try:
         with user_code.running(f"{name} does not run on {inputs.described(batch)}"), fakes.active(), fakes.running(), \
-                cuda_kernels.chosen(setup.device), values.answering(answers), values.seeded() as drawn:
+                cuda_kernels.chosen(setup.device), values.answering(answers), values.seeded():
             given = [torch.empty(item.shape, dtype=getattr(torch, setup.dtype if item.dtype == FLOAT else item.dtype),
                                  memory_format=torch.channels_last if setup.channels_last and item.is_picture else
                                  torch.contiguous_format) for item in batch]
@@ -188,8 +185,7 @@ def _recorded(model: nn.Module, batch: Sequence[Input], setup: _Setup, name: str
         return Graph(tuple(recorder.ops), sum(p.numel() for p in parameters), sum(p.numel() * p.itemsize for p in parameters),
                      recorder.bytes["buffer"], output, tuple(recorder.made), tuple(recorder.freed),
                      tuple(p.numel() for p in parameters if p.requires_grad),
-                     (*values.places(answers), *dict.fromkeys((*vars(model).get(_DRAWN, ()), *drawn))),
-                     setup.autocast or setup.dtype)
+                     values.places(answers), setup.autocast or setup.dtype)
     finally:
         for parameter in model.parameters():
             parameter.grad = None  # a prepared network shares them with the next capture
@@ -204,30 +200,19 @@ def _copied(model: nn.Module, name: str) -> nn.Module:
         return copy.deepcopy(model)
 
 
-def _initialised(model: nn.Module, batch: Sequence[Input], name: str, answers: values.Values) -> None:
-    """Run a network on fake inputs, so that its lazy modules make their parameters, as fake ones."""
-    held = [tensors for module in model.modules() for tensors in (module._parameters, module._buffers)]
-
-    def materialise(lazy: torch.Tensor, shape: Shape, device: Any = None, dtype: torch.dtype | None = None) -> None:
-        new = torch.empty(shape, dtype=dtype or lazy.dtype)
-        new = nn.Parameter(new, lazy.requires_grad) if isinstance(lazy, nn.Parameter) else new
-        for tensors in held:
-            tensors.update({name: new for name, tensor in tensors.items() if tensor is lazy})
-
-    with user_code.running(f"{name} does not run on {inputs.described(batch)}"), fakes.active(), fakes.running(), \
-            patch.object(UninitializedTensorMixin, "materialize", materialise), torch.no_grad(), \
-            values.answering(answers), values.seeded():
-        placed, named = inputs.arguments([torch.empty(item.shape, dtype=getattr(torch, item.dtype)) for item in batch], batch)
-        user_code.in_mode(model, False)(*placed, **named)
-
-
-def _fake(model: nn.Module, dtype: str, channels_last: bool, name: str, batch: Sequence[Input],
-          real: user_code.Builder | None) -> nn.Module:
-    """Return a network with fake tensors alone, see ``_converted``; InputError where it hides what it computes."""
+def _check(model: nn.Module, name: str) -> None:
+    """Raise InputError for a network that hides what it computes."""
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise InputError(f"{name} holds TorchScript, which hides its operators; give the class that was scripted or traced")
-    if any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
-        _with_values(partial(_initialised, model, batch, name), model, batch, name, real, _Setup("infer"))
+    tensors = [*model.parameters(), *model.buffers()]
+    if any(map(is_lazy, tensors)):
+        raise InputError(f"{name} holds lazy layers, whose sizes are not known before it runs; give their sizes")
+    if any(tensor.layout != torch.strided for tensor in tensors):
+        raise InputError(f"{name} holds sparse tensors, which are not captured; give dense ones")
+
+
+def _fake(model: nn.Module, dtype: str, channels_last: bool, name: str) -> nn.Module:
+    """Return a network with fake tensors alone, see ``_converted``."""
     with user_code.running(f"{name} cannot be captured"), fakes.active():
         return _converted(model, getattr(torch, dtype), channels_last)
 

@@ -10,13 +10,12 @@ from collections.abc import Callable
 from math import log2, prod
 
 from lib.work.graph import shapes
-from lib.work.graph.ops import UNKNOWN, Op, TensorSpec
+from lib.work.graph.ops import Op, TensorSpec
 
 VIEWS = frozenset("""view _unsafe_view t transpose permute expand slice select split split_with_sizes unsqueeze squeeze detach
     alias as_strided as_strided_ unbind unfold narrow diagonal chunk reshape _reshape_alias movedim unsafe_split view_as_real
     empty new_empty empty_like empty_strided new_empty_strided resize_ lift_fresh set_ swapaxes
-    transpose_ t_ squeeze_ unsqueeze_ swapaxes_ detach_ view_as_complex real imag _neg_view _conj indices values
-    _indices _values crow_indices col_indices ccol_indices row_indices _sparse_coo_tensor_with_dims_and_tensors _coalesced_
+    transpose_ t_ squeeze_ unsqueeze_ swapaxes_ detach_ view_as_complex real imag _neg_view _conj
     _efficientzerotensor is_same_size _has_same_storage_numel""".split())
 FILLS = frozenset("fill_ zero_ zeros ones zeros_like ones_like new_zeros new_ones new_full full full_like scalar_tensor "
                   "arange _new_zeros_with_same_feature_meta".split())
@@ -29,7 +28,7 @@ MOVES = frozenset("""upsample_nearest1d upsample_nearest2d upsample_nearest3d _u
     masked_scatter_ take tril tril_ triu triu_ index_fill index_fill_ masked_select diag_embed im2col reflection_pad1d
     reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d pixel_unshuffle
     select_scatter diagonal_scatter as_strided_scatter complex view_as_complex real imag _conj _conj_physical
-    resolve_conj tril_indices triu_indices linspace eye diagonal_backward select_copy _to_dense
+    resolve_conj tril_indices triu_indices linspace eye diagonal_backward select_copy
     _pack_padded_sequence""".split())
 RANDOM = frozenset("bernoulli_ bernoulli uniform_ normal_ rand randn rand_like randn_like native_dropout random_ exponential_ "
                    "randint randint_like randperm".split())
@@ -79,8 +78,6 @@ PER_INPUT = _costs({
     32: "upsample_bicubic2d_backward _upsample_bicubic2d_aa_backward grid_sampler_2d_backward"})
 ATTENTION = tuple(f"_scaled_dot_product_{kernel}{suffix}" for suffix in ("", "_backward") for kernel in (
     "flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention"))
-PRODUCTS = ("mm", "addmm", "_sparse_addmm", "mv", "addmv", "bmm")  # that have sparse forms
-SPARSE = ("_sparse_mm", "_sparse_addmm", "_sparse_mv", "_sparse_addmv", "_sparse_bmm")
 BAGS = ("_embedding_bag", "_embedding_bag_forward_only")
 RECURRENT, GROUPED = ("mkldnn_rnn_layer", "_cudnn_rnn"), ("_grouped_mm", "_scaled_grouped_mm")
 _CELL = 15  # operations of an LSTM's cell beside its products, an output: three gates, two tanh, a sum of products
@@ -124,20 +121,6 @@ def _multi_head_macs(op: Op) -> int:
     batch, length = query.shape[:2]
     projections = (2 * length + 2 * key.shape[1]) * width * width
     return batch * (projections + 2 * length * key.shape[1] * width)
-
-
-def _sparse_macs(op: Op) -> int:
-    """Return the multiply-adds of sparse matrices and dense ones, or a vector: one for each stored element and column."""
-    left, right = op.args["add" in op.short:][:2]
-    return left.elements * prod(right.shape[len(left.shape) - 1:]) if left.sparse else right.elements * left.shape[-2]
-
-
-def _bilinear_macs(op: Op) -> int:
-    """Return the multiply-adds of x W y: the sum over x first, then the one over y."""
-    sizes = [iter(spec.shape) for spec in op.args[:3]]
-    full = [max(1 if place in missing else next(size) for size, missing in zip(sizes, op.args[3:6], strict=True))
-            for place in range(len(op.args[0].shape) + len(op.args[3]))]
-    return prod(full) + prod(size for place, size in enumerate(full) if place not in op.args[6] or place not in op.args[5])
 
 
 def _bag(op: Op) -> int:
@@ -191,12 +174,11 @@ _MACS: dict[str, Callable[[Op], int]] = {
     **dict.fromkeys(("mm", "bmm", *GROUPED), lambda op: op.args[0].elements * op.args[1].shape[-1]),
     **dict.fromkeys(("addmm", "baddbmm", "addbmm"), lambda op: op.args[1].elements * op.args[2].shape[-1]),
     **dict.fromkeys(ATTENTION, _attention_macs),
-    "_native_multi_head_attention": _multi_head_macs, **dict.fromkeys(SPARSE, _sparse_macs),
-    "_trilinear": _bilinear_macs, "deform_conv2d": lambda op: op.outputs[0].elements * prod(op.args[1].shape[1:]),
+    "_native_multi_head_attention": _multi_head_macs,
+    "deform_conv2d": lambda op: op.outputs[0].elements * prod(op.args[1].shape[1:]),
     "_deform_conv2d_backward": lambda op: 2 * op.args[0].elements * prod(op.args[2].shape[1:]),
     **{f"{name}{suffix}": _recurrent_macs for name in RECURRENT for suffix in ("", "_backward")},
     **dict.fromkeys(("mv", "dot", "vdot"), lambda op: op.args[0].elements), "addmv": lambda op: op.args[1].elements}
-
 
 
 def _each(costs: dict[str, int], specs: Callable[[Op], tuple[TensorSpec, ...]]) -> dict[str, Callable[[Op], int]]:
@@ -220,11 +202,6 @@ def formula(short: str) -> Callable[[Op], int] | None:
     return _OTHER.get(short) or _OTHER.get(short.rstrip("_")) or (_pooling if "pool" in short else None)
 
 
-def _other(op: Op) -> Callable[[Op], int] | None:
-    is_hidden = any(spec.sparse == UNKNOWN for spec in (*op.tensors, *op.outputs))  # how much it stores depends on values
-    return formula(op.short) if op.short in VIEWS or not is_hidden else None
-
-
 def is_work(op: Op) -> bool:
     """Return whether an operator makes anything: it is no view, and its outputs have elements."""
     return op.short not in VIEWS and (not op.outputs or any(spec.elements for spec in op.outputs))
@@ -232,7 +209,7 @@ def is_work(op: Op) -> bool:
 
 def is_counted(op: Op) -> bool:
     """Return whether the FLOPs of ``op`` are known; those of an operator that is not are never taken for zero."""
-    return _other(op) is not None
+    return formula(op.short) is not None
 
 
 def is_complex(op: Op) -> bool:
@@ -247,7 +224,7 @@ def matrix_flops(op: Op) -> int:
 
 def flops(op: Op) -> float:
     """Return all FLOPs of ``op``; NaN when it is not known."""
-    other = _other(op)
+    other = formula(op.short)
     return float(matrix_flops(op) + other(op)) if other else float("nan")
 
 

@@ -25,7 +25,7 @@ _NARROW, _NARROW_WITHOUT_DROPOUT = 192, 224  # ones with dropout
 _LARGEST_BATCH = {True: 880_801, False: 65_535}  # that cuDNN normalises, in training and in evaluation
 _SPATIAL = 3  # dimensions of an input that cuDNN normalises, at least
 _FLEX = "torch.nn.attention.flex_attention"  # refuses gradients of tensors on the CPU; imported where a network is captured
-_lock, _usual_batch_norm, _usual_dropout = threading.RLock(), torch.batch_norm, torch.dropout
+_usual_batch_norm, _usual_dropout = torch.batch_norm, torch.dropout
 
 
 def capability(device: str) -> tuple[int, int]:
@@ -134,7 +134,7 @@ def chosen(device: str) -> Iterator[None]:
     replaced = ((F, "scaled_dot_product_attention", _attention(capability(device))), (torch, "batch_norm", _batch_norm),
                (torch._VF, "dropout", _dropout),
                *([(flex, "_validate_device", lambda *_: None)] if flex else []))
-    with _lock, ExitStack() as stack:
+    with ExitStack() as stack:
         for holder, name, choice in replaced:
             stack.enter_context(patch.object(holder, name, here(choice, getattr(holder, name))))
         yield

@@ -57,7 +57,7 @@ def _covering() -> dict[str, list[Family]]:
 
 def describe(op: Op) -> tuple[str, Params] | None:
     """Return the family and the parameters of a captured operator; None when no family covers it."""
-    for item in _covering().get(op.short, ()) if not any(spec.sparse for spec in op.tensors) else ():
+    for item in _covering().get(op.short, ()):
         if (values := item.read(op)) is not None:
             pairs = zip(item.parameters, values, strict=True)
             return item.name, {name: value for name, value in pairs if value is not None}

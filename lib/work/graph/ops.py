@@ -10,16 +10,13 @@ from torch.utils._pytree import tree_leaves
 
 MODES = ("infer", "train")
 Shape = tuple[int, ...]
-UNKNOWN = (-1, -1)
 
 
 @dataclass(frozen=True)
 class TensorSpec:
     """What an operator is given or gives: shape, strides, dtype; and, not compared, which storage and of what kind.
 
-    ``storage`` numbers the storages of a graph, so that two uses of one tensor are known as such; -1 is unknown. ``sparse``:
-    the elements that a sparse tensor stores, and their bytes with those of the indices; where those depend on values it is
-    UNKNOWN, and all elements count.
+    ``storage`` numbers the storages of a graph, so that two uses of one tensor are known as such; -1 is unknown.
     """
 
     shape: Shape
@@ -27,12 +24,11 @@ class TensorSpec:
     dtype: str = "float32"
     storage: int = field(default=-1, compare=False)
     kind: str = field(default="activation", compare=False)
-    sparse: tuple[int, int] | None = None
 
     @property
     def elements(self) -> int:
-        """Return the number of elements, of a sparse tensor those that it stores."""
-        return prod(self.shape) if self.sparse in (None, UNKNOWN) else self.sparse[0]
+        """Return the number of elements."""
+        return prod(self.shape)
 
     @property
     def itemsize(self) -> int:
@@ -42,8 +38,6 @@ class TensorSpec:
     @property
     def bytes(self) -> int:
         """Return the bytes of the distinct elements: a dimension of stride 0 (an expanded one) counts once."""
-        if self.sparse not in (None, UNKNOWN):
-            return self.sparse[1]
         return prod(size for size, step in zip(self.shape, self.stride, strict=True) if step) * self.itemsize
 
 

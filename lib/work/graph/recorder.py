@@ -1,41 +1,28 @@
-"""Records every operator that torch dispatches below autograd, with its storages and the module that called for it.
+"""Records every operator that torch dispatches below autograd, with its storages and the module that called for it."""
 
-Sparse matrices that a network holds stay real: fake ones do not know how many elements they store. Operators of them alone are
-computed, so their sparse results know it too; dense results are fake. Of fake ones it is noted where shapes say it.
-"""
-
+import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from lib.work.graph import counts
-from lib.work.graph.ops import UNKNOWN, Op, TensorSpec
+from lib.work.graph.ops import Op, TensorSpec
 
 _NOT_WORK = ("prim.", "profiler.", "prims.")
-_PARTS = {torch.sparse_coo: ("_values", "_indices"),
-          **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), ("values", "crow_indices", "col_indices")),
-          **dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), ("values", "ccol_indices", "row_indices"))}
+_DEVICE_OF = torch.ops.prim.device.default  # two of three calls, of fake tensors
 _READS = "aten._local_scalar_dense.default"  # a number read by the host: no work of an operator
+_NAMED = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
-def _frozen(value: Any) -> Any:
-    """Make an argument hashable; dtypes, devices, layouts and memory formats become their names."""
-    if isinstance(value, list | tuple):
-        return tuple(_frozen(item) for item in value)
-    if isinstance(value, torch.dtype | torch.device | torch.layout | torch.memory_format):
-        return f"{type(value).__name__}:{str(value).removeprefix('torch.')}"
-    if isinstance(value, torch.Generator):
-        return None
-    return value
+@cache
+def _is_work(name: str) -> bool:
+    return not name.startswith(_NOT_WORK) and name != _READS
 
 
 @cache
@@ -45,44 +32,13 @@ def _is_composite(func: Any) -> bool:
     return known is None and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
 
-def _is_sparse(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.layout in _PARTS
-
-
-def _stored(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the elements that a sparse tensor stores, and their bytes with those of the indices; UNKNOWN of a fake one."""
-    if isinstance(tensor, FakeTensor):
-        return getattr(tensor, "stored", UNKNOWN)
-    with unset_fake_temporarily():
-        parts = [getattr(tensor, name)() for name in _PARTS[tensor.layout]]
-    return parts[0].numel(), sum(part.numel() * part.itemsize for part in parts)
-
-
-def _said_by_shapes(short: str, given: tuple) -> tuple[int, int]:
-    """Return what a fake sparse result of an operator stores, see ``_stored``, where shapes say it; else UNKNOWN."""
-    if short == "_sparse_coo_tensor_with_dims_and_tensors":
-        return given[4].elements, given[4].elements * given[4].itemsize + given[3].bytes
-    if short == "_embedding_bag_backward" and given[-1] < 0:  # a row for each index; else those of padding are left out
-        elements = given[1].elements * given[0].shape[-1]
-        return elements, elements * given[0].itemsize + given[1].bytes
-    return given[0].sparse if short in ("clone", "detach", "_coalesced_") else UNKNOWN
-
-
-def _without_views(value: Any) -> Any:
-    """Copy a real sparse view, such as A.t(), which fake tensors do not take beside them."""
-    is_view = _is_sparse(value) and not isinstance(value, FakeTensor) and value._is_view()
-    return value.detach().clone() if is_view else value
-
-
-def _of_constants(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Run an operator of real sparse matrices; in a capture its dense results are fake, and a whole matrix is not made."""
-    to_dense = func.__name__.startswith("_to_dense") and torch.dtype not in map(type, args)  # which torch refuses
-    whole = to_dense or kwargs.get("layout") is torch.strided  # of zeros_like, ...
-    with unset_fake_temporarily() as mode:
-        out = (torch.empty(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype, device="meta") if mode and whole
-               else func(*args, **kwargs))
-    return out if mode is None else tree_map(lambda item: torch.empty_strided(
-        item.shape, item.stride(), dtype=item.dtype) if isinstance(item, torch.Tensor) and not _is_sparse(item) else item, out)
+def _tensors(values: Iterable) -> Iterator[torch.Tensor]:
+    """Yield the tensors among arguments or results, also those inside of lists."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
 
 
 class Recorder(TorchDispatchMode):
@@ -94,45 +50,56 @@ class Recorder(TorchDispatchMode):
         self.module: list[str] = [""]
         self.phase = "forward"
         self._by_node: dict[int, str] = {}
-        self._storages: dict[int, tuple[int, str, StorageWeakRef]] = {}
+        self._storages: dict[int, tuple[int, str, weakref.ref]] = {}  # those that are there, by address
+        self._entered = 0
         self.bytes: Counter[str] = Counter()  # of the storages of each kind
-        self._alive: dict[int, StorageWeakRef] = {}
+        self._alive: set[int] = set()  # the storages that operators made
+        self._died: list[int] = []  # of them, since the last operator
         self.made: list[dict[int, int]] = []
         self.freed: list[tuple[int, ...]] = []
 
-    def enter(self, tensor: torch.Tensor, kind: str) -> tuple[int, str, StorageWeakRef | None]:
-        """Return number, kind and reference of a tensor's storage; a new one is entered as of ``kind``."""
-        if _is_sparse(tensor):  # known by its id
-            if -id(tensor) not in self._storages:
-                self._storages[-id(tensor)] = (-1, kind, None)
-                self.bytes[kind] += max(0, _stored(tensor)[1])
-            return self._storages[-id(tensor)]
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key not in self._storages:
-            # the weak reference keeps the address from being used again
-            self._storages[key] = (len(self._storages), kind, StorageWeakRef(storage))
-            self.bytes[kind] += storage.nbytes()
-        return self._storages[key]
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # a wrapper around each call, for compiled code alone
 
-    def _spec(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        number, kind, _ = self.enter(value, "activation")
-        stride, stored = ((1,) * value.dim(), _stored(value)) if _is_sparse(value) else (tuple(value.stride()), None)
-        return TensorSpec(tuple(value.shape), stride, str(value.dtype).removeprefix("torch."), number, kind, stored)
+    def enter(self, tensor: torch.Tensor, kind: str) -> tuple[int, str]:
+        """Return number and kind of a tensor's storage; a new one is entered as of ``kind``."""
+        if tensor.layout != torch.strided:
+            raise RuntimeError("sparse tensors are not captured: use dense ones")
+        storage = tensor.untyped_storage()
+        address = storage._cdata
+        if address not in self._storages:
+            self._storages[address] = self._entered, kind, weakref.ref(storage, partial(self._leave, address))
+            self._entered += 1
+            self.bytes[kind] += storage.nbytes()
+        return self._storages[address][:2]
+
+    def _leave(self, address: int, _: weakref.ref) -> None:
+        number, *_ = self._storages.pop(address)
+        if number in self._alive:
+            self._alive.remove(number)
+            self._died.append(number)
+
+    def _frozen(self, value: Any) -> Any:
+        """Make an argument hashable: a tensor becomes its spec, a dtype, device, layout or memory format its name."""
+        if isinstance(value, torch.Tensor):
+            number, kind = self.enter(value, "activation")
+            return TensorSpec(tuple(value.shape), value.stride(), str(value.dtype).removeprefix("torch."), number, kind)
+        if isinstance(value, list | tuple):
+            return tuple(self._frozen(item) for item in value)
+        if isinstance(value, _NAMED):
+            return f"{type(value).__name__}:{str(value).removeprefix('torch.')}"
+        return None if isinstance(value, torch.Generator) else value
 
     def sweep(self) -> None:
         """Write down which storages died since the last operator: as in the real run, Python's references decide."""
         if len(self.freed) < len(self.ops):
-            dead = tuple(number for number, reference in self._alive.items() if reference.expired())
-            for number in dead:
-                del self._alive[number]
-            self.freed.append(dead)
+            self.freed.append(tuple(sorted(self._died)))
+            self._died.clear()
 
     def leaves_tensors(self) -> bool:
         """Return whether tensors that operators made are still there, somewhere: asked when nobody here refers to them."""
-        return any(not reference.expired() for reference in self._alive.values())
+        return bool(self._alive)
 
     def _where(self) -> tuple[str, str]:
         """Return module and phase; a backward operator belongs to the module that made its autograd node."""
@@ -144,9 +111,10 @@ class Recorder(TorchDispatchMode):
         return self.module[-1], self.phase
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        name = str(func)
-        if name.startswith(_NOT_WORK) or name == _READS:
+        if func is _DEVICE_OF:
+            return args[0].device
+        kwargs, name = kwargs or {}, str(func)
+        if not _is_work(name):
             return func(*args, **kwargs)
         if _is_composite(func):
             with self:
@@ -158,30 +126,24 @@ class Recorder(TorchDispatchMode):
             if argument.kwarg_only or not (argument.name in named or argument.has_default_value()):
                 break
             given.append(named.pop(argument.name, argument.default_value))
-        given = _frozen(tree_map(self._spec, given))
-        named = tuple(sorted((key, _frozen(tree_map(self._spec, value))) for key, value in named.items()))
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        sparse = sum(map(_is_sparse, tensors))
-        if sparse and (space := name.split("."))[1] in counts.PRODUCTS:  # another operator than that of dense matrices
-            name = ".".join((space[0], f"{'_sparse' * sparse}_{space[1].removeprefix('_sparse_')}", *space[2:]))
-        is_constant = sparse and not any(isinstance(tensor, FakeTensor) for tensor in tensors)
-        if sparse and not is_constant:
-            with unset_fake_temporarily():
-                args, kwargs = tree_map(_without_views, (args, kwargs))
-        out = _of_constants(func, args, kwargs) if is_constant else func(*args, **kwargs)
-        before, leaves = len(self._storages), [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-        if not (tensors or leaves):
-            return out
-        for leaf in (leaf for leaf in leaves if _is_sparse(leaf) and isinstance(leaf, FakeTensor)):
-            leaf.stored = _said_by_shapes(name.split(".")[1], given)
-        self.ops.append(Op(name, given, named, tuple(self._spec(leaf) for leaf in leaves), module, phase))
-        made = {}  # the storages that are new; sizes are those of the whole storage
-        for storage in (leaf.untyped_storage() for leaf in leaves if not _is_sparse(leaf)):
-            number, _, reference = self._storages[storage._cdata]
-            if number >= before:
-                made[number], self._alive[number] = storage.nbytes(), reference
-        self.made.append(made)
+        specs = self._frozen(given)
+        named_specs = tuple(sorted((key, self._frozen(value)) for key, value in named.items()))
+        out = func(*args, **kwargs)
+        before, results = self._entered, list(_tensors([out]))
+        if results or any(True for _ in _tensors([*args, *kwargs.values()])):
+            self.ops.append(Op(name, specs, named_specs, self._frozen(results), module, phase))
+            self._note_made(results, before)
         return out
+
+    def _note_made(self, results: list[torch.Tensor], before: int) -> None:
+        """Note the storages that are new among an operator's results; sizes are those of the whole storage."""
+        made = {}
+        for result in results:
+            number, _ = self.enter(result, "activation")
+            if number >= before:
+                made[number] = result.untyped_storage().nbytes()
+        self._alive.update(made)
+        self.made.append(made)
 
 
 @contextmanager
