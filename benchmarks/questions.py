@@ -16,7 +16,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
 DEVICES = "cpu t4 p100-pcie-16gb v100-pcie-32gb a100-pcie-40gb a100-sxm-80gb h100-sxm h200-sxm l40s b200".split()
 TABLE = {"networks": 10, "batches": (8, 32), "devices": 5}  # a file of 100 rows, in a process of its own
 FIRST = ("advise timm:convnext_tiny --device rtx-4090 --dtype fp16 --batch-size 256",
-         "advise resnet50 --batch-size 16 --no-look", "advise resnet50 --batch-size 16 --device cpu --no-look",
+         "advise resnet50 --batch-size 16 --no-ceilings", "advise resnet50 --batch-size 16 --device cpu --no-ceilings",
          "advise resnet50 --batch-size 16 --device t4")
 RUNS = 3
 TOY = {"MODELS": MODELS[:1], "BATCHES": (1, 2), "DEVICES": DEVICES[:2], "FIRST": FIRST[-1:], "RUNS": 1}
@@ -36,7 +36,7 @@ def main() -> None:
         path = Path(folder) / "q.csv"
         rows = product(MODELS[:TABLE["networks"]], TABLE["batches"], DEVICES[:TABLE["devices"]])
         pd.DataFrame(rows, columns=["model", "batch_size", "device"]).to_csv(path, index=False)
-        _timed(["advise", "--questions", str(path), "--no-look"], 1)
+        _timed(["advise", "--questions", str(path), "--no-ceilings"], 1)
 
 
 def _timed(words: list[str], times: int) -> None:

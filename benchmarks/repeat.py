@@ -13,8 +13,10 @@ import sys
 from lib.measure.training import profile_run, summary
 from lib.config.notebooks import ProfileParams
 run = profile_run.measure(ProfileParams(workload=sys.argv[1], budget_s=float(sys.argv[2])))
-parts = run.rows.groupby("task_type")
-shares = " ".join(f"{kind} {summary.unaccounted(summary.steady(part)):.3%}" for kind, part in parts)
+rows = summary.steady(run.rows)
+phases = rows[["loader_wait_ms", "h2d_ms", "forward_time_ms", "backward_time_ms", "optimizer_ms"]].sum(axis=1)
+unexplained = ((rows["step_time_ms"] - phases).abs() / rows["step_time_ms"]).groupby(rows["task_type"]).median()
+shares = " ".join(f"{kind} {share:.3%}" for kind, share in unexplained.items())
 print(run.run["step_median_ms"], run.run["verdict"], shares, run.run["reason"] or "-", sep="|")
 """
 BUDGET_S = 20

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Count FLOPs, bytes and time of a program's GPU kernels with Nsight Compute, for 05_roofline (-p nsight FILE).
 #   params/collect_nsight.sh OUT.csv [program and arguments]
-# Without a program: a short run of workload W5. Which counters is in params/nsight_metrics.yaml. NCU_OPTIONS adds options, such
+#   params/collect_nsight.sh OUT.csv --cell resnet50/b16/fp32
+# --cell: a few batches of one cell of params/matrix.yaml, whose rows are thrown away. Without a program: a short run of W5. Which counters is in params/nsight_metrics.yaml. NCU_OPTIONS adds options, such
 # as "--launch-skip 500 --launch-count 200": every kernel is run several times, so profile few of them.
 # LC_ALL=C: ncu writes numbers as the locale does, and the import reads English ones (1,234.5).
 # Kernels keep the caches and the clocks that they would have without the profiler.
@@ -14,6 +15,14 @@ shift
 if [ $# -eq 0 ]; then
     set -- "$python" -m papermill "$root/notebooks/02_profile.ipynb" /dev/null -p workload W5 -p device cuda -p profile False \
         -p warmup_iters 2 -p warmup_s 0 -p iters 2
+fi
+if [ "$1" = --cell ]; then
+    cell=${2:?usage: collect_nsight.sh OUT.csv --cell MODEL/bBATCH/PRECISION}
+    LIB_OUTPUT=$(mktemp -d)
+    trap 'rm -rf "$LIB_OUTPUT"' EXIT
+    export LIB_OUTPUT PYTHONPATH="$root"
+    set -- "$python" -m lib measure matrix --device cuda --cells "$cell" --repeats 1 -p profile False -p warmup_iters 2 \
+        -p warmup_s 0 -p iters 5 -p budget_s 0
 fi
 command -v ncu >/dev/null || { echo "error: ncu is not on the PATH; it comes with the CUDA toolkit" >&2; exit 2; }
 [ ! -e "$out" ] || { echo "error: $out exists already and is not overwritten" >&2; exit 2; }

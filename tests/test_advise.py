@@ -131,7 +131,7 @@ class ComplexProduct(nn.Module):
 def test_work_that_is_not_known_is_in_every_form_of_answer_and_its_interval_has_no_upper_end(tmp_path):
     network = "tests.test_advise:Inverted"
     (tmp_path / "q.csv").write_text(f"model,batch_size,input,device\n{network},16,1024x1024,a100-pcie-40gb\n")
-    options = ["--input", "1024x1024", "--batch-size", "16", "--device", "a100-pcie-40gb"]
+    options = ["--input-size", "1024x1024", "--batch-size", "16", "--device", "a100-pcie-40gb"]
     text = output_of("advise", network, *options, "--explain")
     assert " or more)" in text and "FLOPs not known: _linalg_check_errors, linalg_inv_ex" in text and "no upper end" in text
     for arguments in ([network, *options], ["--questions", tmp_path / "q.csv"]):
@@ -227,7 +227,7 @@ def test_both_heaps_are_told_where_page_faults_take_much_of_the_time(gain, is_na
 
 
 def test_an_answer_that_nobody_reads_is_told_in_one_line(tmp_path):
-    line = f"set -o pipefail; {sys.executable} -m lib advise W1 --device cpu --no-look | true"
+    line = f"set -o pipefail; {sys.executable} -m lib advise W1 --device cpu --no-ceilings | true"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False,
                           env={**os.environ, "PYTHONPATH": str(paths.ROOT)})
     assert done.returncode == 1 and done.stderr == "error: standard output was closed before all was written to it\n"
@@ -238,8 +238,8 @@ def test_the_command_line_answers_in_json_and_what_was_verified_is_in_it(monkeyp
         return 1.5, [replace(several[0], measured_gain=2.0), *several[1:]]
 
     monkeypatch.setattr(suggestions, "verified", verified)
-    network = "tests.test_advise:Recurrent --input 3x8x8 --mode train"
-    out = output_of(*f"advise {network} --device cpu --device t4 --json --verify --no-look".split())
+    network = "tests.test_advise:Recurrent --input-size 3x8x8 --mode train"
+    out = output_of(*f"advise {network} --device cpu --device t4 --json --verify --no-ceilings".split())
     rows = {row["device"]: row for row in json.loads(out)}
     assert "NaN" not in out and rows.keys() == {"cpu", "t4"}
     needed = {"source", "images_per_sec", "memory_mb", "bound", "out_of_range"}
@@ -252,14 +252,14 @@ def test_the_command_line_answers_in_json_and_what_was_verified_is_in_it(monkeyp
 @pytest.mark.parametrize("arguments, words", [
     *((arguments, "") for arguments in (
         "advise resnet18 --batch-size 0", "advise resnet18 --batch-size 99999999999", "advise resnet18 --device t4 --device t4",
-        "advise resnet18 --input x", "advise resnet18 --input 3x999999999x999999999", "calibrate --budget-s nan",
+        "advise resnet18 --input-size x", "advise resnet18 --input-size 3x999999999x999999999", "calibrate --budget-s nan",
         "calibrate --budget-s 1", "calibrate --device abacus", "calibrate --device cpu,cpu", "calibrate --dtype fp64",
         "models --train x")),
     ("advise resnet18 --device abacus", "no fp32 model of a device 'abacus'; there are models of: .*calibrate"),
-    ("advise alexnet --input 3x8x8", "does not run on an input of shape"),
+    ("advise alexnet --input-size 3x8x8", "does not run on an input of shape"),
     ("advise resnet_181", "no model 'resnet_181'.*did you mean resnet18"),
-    ("advise W1 --input 3x99x99", "workload W1 has inputs of 3x28x28"),
-    ("advise", "advise takes a network, or --questions"), ("advise resnet18 --out new.csv", "--out is of --questions"),
+    ("advise W1 --input-size 3x99x99", "workload W1 has inputs of 3x28x28"),
+    ("advise", "advise takes a network, or --questions"), ("advise resnet18 --output new.csv", "--output is of --questions"),
     ("advise --questions absent.csv", "absent.csv is missing"),
     ("advise-op conv9 batch=1", "no operator family 'conv9'; there are: conv2d"),
     ("advise-op linear", "missing \\[gemm_m, gemm_k, gemm_n\\]"),
@@ -416,7 +416,7 @@ CONV = "batch=8 in_channels=64 out_channels=64 height=56 width=56 kernel=3 strid
 
 
 def test_one_operator_has_a_time_a_bandwidth_a_rate_a_bound_and_an_interval():
-    command = ["advise-op", "conv2d", *CONV, *"--device t4 --device cpu --json --no-look".split()]
+    command = ["advise-op", "conv2d", *CONV, *"--device t4 --device cpu --json --no-ceilings".split()]
     rows = json.loads(output_of(*command))
     assert {row["device"] for row in rows} == {"cpu", "t4"}
     flops, moved = 2 * 8 * 64 * 56 * 56 * 64 * 9, 4 * (2 * 8 * 64 * 56 * 56 + 64 * 64 * 9)

@@ -126,7 +126,7 @@ def test_the_branch_is_taken_on_a_gpu_too_and_in_an_optimizers_step():
 
 @pytest.mark.slow
 def test_the_answer_says_which_branch_was_taken():
-    out = output_of("advise", f"{__name__}:Branches", *"--input 8 --device t4 --batch-size 4 --explain".split())
+    out = output_of("advise", f"{__name__}:Branches", *"--input-size 8 --device t4 --batch-size 4 --explain".split())
     assert "its control flow depends on values (test_branches.py, line 34): the branch of random inputs was taken" in out
     table = questions.answer([questions.Question(1, RunConfig(f"{__name__}:Branches", 4, "8"), "t4")])
     assert "values at test_branches.py, line 34 (those of random inputs)" in table["not_modelled"][0]

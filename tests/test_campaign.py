@@ -156,10 +156,10 @@ def test_a_run_has_a_folder_of_its_own(tmp_path):
         (own / name).touch()
         assert jobs_file.folder_of(path, own) == own
     (own / "ran.json").touch()
-    assert "own holds other things than a run, such as ran.json" in refusal("run-jobs", path, "--out", own)
+    assert "own holds other things than a run, such as ran.json" in refusal("run-jobs", path, "--output", own)
     (own / "queue.sqlite").write_text("of a run")
     assert jobs_file.folder_of(path, own) == own
-    assert "no policy 'fastest'" in refusal("run-jobs", path, "--out", own, "--policy", "fastest")
+    assert "no policy 'fastest'" in refusal("run-jobs", path, "--output", own, "--policy", "fastest")
 
 
 def test_a_failed_probe_says_why_and_is_tried_by_the_next_call(tmp_path, monkeypatch):
@@ -299,11 +299,11 @@ def test_the_command_overwrites_nothing(tmp_path, monkeypatch):
     Path("t.csv").write_text("job_id,cpu\na,4\nb,4\n")
     Path("d.csv").write_text("device,type,count\nhost,cpu,1\n")
     schedule = ["schedule", "--times", "t.csv", "--devices", "d.csv", "--policy", "fcfs"]
-    for option in ("--out", "--trace"):
+    for option in ("--output", "--trace"):
         assert "is not overwritten" in refusal(*schedule, option, "t.csv")
         with full_disk(10):
             assert "cannot be written" in refusal(*schedule, option, "new.csv")
         assert not Path("new.csv").exists()
     assert Path("t.csv").read_text() == "job_id,cpu\na,4\nb,4\n"
-    output_of(*schedule, "--out", "o.csv", "--trace", "new.json")
+    output_of(*schedule, "--output", "o.csv", "--trace", "new.json")
     assert Path("o.csv").read_text().startswith("job_id,device") and Path("new.json").is_file()

@@ -107,7 +107,7 @@ def test_what_is_missing_or_no_cluster_is_refused_in_one_line(tmp_path, monkeypa
     (tmp_path / "jobs.csv").write_text("job_id,workload_id,steps\na,W1,1\n")
 
     def said(*words):
-        return refusal("run-jobs", tmp_path / "jobs.csv", f"--out={tmp_path / 'o'}", *words)
+        return refusal("run-jobs", tmp_path / "jobs.csv", f"--output={tmp_path / 'o'}", *words)
 
     assert "--engine ray" in said("--address=127.0.0.1:1")
     with monkeypatch.context() as patch:

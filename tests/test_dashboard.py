@@ -286,7 +286,7 @@ def test_paths_in_the_project_are_taken_and_a_data_root_for_images_alone(site, t
     (root / "link").symlink_to("/etc")
     values = {**TINY, "root": str(root / "pets")}
     answer = site.post("configs", project_id=project.id, name="c", config_json=values)
-    assert "or in a --data-root of the server" in answer.text
+    assert "or in a --data-dir of the server" in answer.text
     monkeypatch.setattr(configurations, "data_roots", [root])
     for number, taken in enumerate((values, {**TINY, "root": "data/pictures"},
                                     {**TINY, "model_flavour": "google/vit-base-patch16-224-in21k"})):
@@ -294,7 +294,7 @@ def test_paths_in_the_project_are_taken_and_a_data_root_for_images_alone(site, t
     for other in ({"model_flavour": str(root / "pets")}, {"root": str(root / "link")}):
         answer = site.post("configs", project_id=project.id, name="e", config_json={**values, **other})
         assert set(answer.json()["errors"]) == set(other)
-    refusal("dashboard", "--data-root", root / "none")
+    refusal("dashboard", "--data-dir", root / "none")
 
 
 @pytest.mark.parametrize("path, body, status, line", [

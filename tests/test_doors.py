@@ -109,7 +109,7 @@ INPUTS = {"times.csv": "job_id,cpu\na,1\nb,2\n", "devices.csv": "device,type\nd,
 LINES = [
     f"{SCHEDULE} --policy fastest", f"{SCHEDULE} --objective x", "schedule --times no.csv --devices ",
     "schedule --times devices.csv --devices times.csv", "schedule --times zip.csv --devices {",
-    f"{SCHEDULE} --out times.csv", f"{SCHEDULE} --out no/folder.csv", "run-jobs escape.csv",
+    f"{SCHEDULE} --output times.csv", f"{SCHEDULE} --output no/folder.csv", "run-jobs escape.csv",
     "run-jobs braces.csv", "run-jobs jobs.csv --slots=-1", "run-jobs jobs.csv --slots=nan",
     "run 77 --dry-run", "run --dry-run --workloads W99", "run --dry-run --devices cuda:99",
     "run --dry-run -p sauce 1", "run --dry-run -p budget_s x", "measure networks --dry-run --rounds=0x1",

@@ -13,7 +13,6 @@ import torch
 
 from lib import paths
 from lib.cli import main
-from lib.cli.options import assignments
 from lib.config import definitions
 from lib.config.base import build, load
 from lib.config.notebooks import ProfileParams, SweepParams
@@ -156,7 +155,7 @@ def test_the_first_steps_show_what_only_a_card_can_within_four_minutes(call, mon
     words = {name: shlex.split(line) for name, line in zip(names, call()[2], strict=False)}
     options = {name: main._parser().parse_args(line[1:]) for name, line in words.items()
                if line[0] == "lib"}
-    given = {name: assignments(getattr(chosen, "parameter", None) or [])
+    given = {name: dict(getattr(chosen, "parameters", []))
              for name, chosen in options.items()}
     profiles = build(ProfileParams, given["profiles"], "profiles")
     switches = build(ProfileParams, given["profile_switches"], "profile_switches")

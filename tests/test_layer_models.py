@@ -90,7 +90,7 @@ def test_published_recordings_are_predicted_at_a_fraction_of_the_originals_error
     raw = SHARED / "data/edgeprofiler/desktop"
     if not raw.is_dir():
         pytest.skip(f"the published recordings are not here: {raw}")
-    output_of("layer-power", "dataset", raw, "--out", tmp_path)
+    output_of("layer-power", "dataset", raw, "--output", tmp_path)
     table = read_training(tmp_path / "training_data")
     assert table["kind"].value_counts().to_dict() == {"convolutional": 159, "dense": 81, "pooling": 17}
     assert set(table["network"]) == {"alexnet", "mobilenet_v2", "resnet18"} and table["power"].isna().all()

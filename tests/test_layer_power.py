@@ -75,7 +75,7 @@ def test_power_that_is_not_measured_by_its_own_words_teaches_nothing(tmp_path):
     raw = shutil.copytree(RESNET18.parent, tmp_path / "raw/resnet18")
     for power, is_kept in (("synthetic", False), ("replayed", False), ("measured", True)):
         (raw / recordings.FACTS).write_text(json.dumps({"power": power}))
-        status, _, told = called("layer-power", "dataset", tmp_path / "raw", "--out", tmp_path)
+        status, _, told = called("layer-power", "dataset", tmp_path / "raw", "--output", tmp_path)
         assert status == 0 and (f"power is left out: it is {power}" in told) != is_kept
         table = tables.read_training(tmp_path / "training_data")
         assert table["power"].notna().any() == is_kept and (table["runtime"] > 0).all()
@@ -83,7 +83,7 @@ def test_power_that_is_not_measured_by_its_own_words_teaches_nothing(tmp_path):
 
 def test_the_verb_from_training_data_to_predictions(tmp_path):
     models, table = tmp_path / "models", tmp_path / "new/r.csv"
-    train = ["layer-power", "train", TRAINING, "--out", models, "--device"]
+    train = ["layer-power", "train", TRAINING, "--output", models, "--device"]
     status, out, error = called(*train, "here")
     assert status == 0 and "runtime of convolutional layers, networks left out: MAPE" in out and "refused: 0 of" in error
     output_of(*train, "there", "--targets", "power", status=1)  # nothing was trained
@@ -167,7 +167,7 @@ def test_what_is_not_there_is_refused_and_not_made(tmp_path, monkeypatch, regist
 def test_the_originals_pipeline_is_trained_to_a_file_registered_and_asked_by_its_alias(tmp_path, registry):
     as_published(tmp_path / "training", networks=2, every=4)
     uri, models = registry.uri, tmp_path / "models"
-    output_of("layer-power", "train", tmp_path / "training", "--device", "jetson", "--learner", "lasso", "--out", models,
+    output_of("layer-power", "train", tmp_path / "training", "--device", "jetson", "--learner", "lasso", "--output", models,
               "--register", uri)
     model = LayerModel.load(models / "convolutional/runtime/jetson.json")
     assert model.setting.learner == "lasso" and model.scores["mape"] < 3

@@ -271,6 +271,6 @@ def test_a_network_of_timm_takes_pictures():
 
 
 def test_the_command_line_names_the_inputs(configs):
-    out = " ".join(output_of("advise", configs["clip"], "--device", "cpu", "--no-look").split())
+    out = " ".join(output_of("advise", configs["clip"], "--device", "cpu", "--no-ceilings").split())
     assert "a forward pass of 1 sample of input_ids 24:int64, pixel_values 3x32x32, fp32" in out
     assert "not modelled" not in out or "as " in out

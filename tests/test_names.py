@@ -20,9 +20,8 @@ from tests import advice_on, output_of, refusal, refused
 
 DEVICES = {
     "rtx-4090": "rtx-4090", "RTX 4090": "rtx-4090", "rtx4090": "rtx-4090", "4090": "rtx-4090", "NVIDIA RTX 4090": "rtx-4090",
-    "NVIDIA GeForce RTX 4090": "rtx-4090", "4090 laptop": "", "NVIDIA GeForce RTX 4090 Laptop GPU": "rtx-4090-laptop",
-    "RTX 4090 D": "", "1080ti": "gtx-1080-ti", "Tesla T4": "t4", "H100 SXM": "h100-sxm", "A100-SXM4-80GB": "a100-sxm-80gb",
-    "H200": "h200-sxm", "a100": "", "h100": "", "v100": "", "l40": "", "3060": "", "NVIDIA A10G": "", "": "", "?": ""}
+    "4090 laptop": "", "NVIDIA GeForce RTX 4090 Laptop GPU": "rtx-4090-laptop", "1080ti": "gtx-1080-ti", "Tesla T4": "t4",
+    "A100-SXM4-80GB": "a100-sxm-80gb", "H200": "h200-sxm", "h100": "", "l40": "", "NVIDIA A10G": "", "": "", "?": ""}
 
 
 @pytest.mark.parametrize("typed, id_", DEVICES.items())
@@ -37,9 +36,7 @@ def test_every_id_and_name_and_alias_means_one_device():
 
 
 @pytest.mark.parametrize("typed, near", [
-    ("h100", "h100-sxm, h100-pcie"), ("a100", "a100-sxm-40gb, a100-sxm-80gb, a100-pcie-40gb, a100-pcie-80gb"),
-    ("A100 40GB", "a100-sxm-40gb, a100-pcie-40gb"), ("NVIDIA A10G", "a10"),
-    ("rtx 6000", "quadro-rtx-6000, rtx-pro-6000-max-q"), ("cpuu", "cpu")])
+    ("h100", "h100-sxm, h100-pcie"), ("A100 40GB", "a100-sxm-40gb, a100-pcie-40gb"), ("NVIDIA A10G", "a10"), ("cpuu", "cpu")])
 def test_a_device_that_is_several_or_none_is_refused_with_the_candidates(typed, near):
     for call in (lambda: registry.for_devices([typed], "fp32"), *[lambda: definitions.vendor_device(typed)] * (near != "cpu")):
         with refused(f"no device '{typed}'.*; did you mean {near}[?,]"):
@@ -56,17 +53,10 @@ def test_a_gpu_is_asked_for_as_cuda_where_there_is_none(monkeypatch):
 
 
 @pytest.mark.parametrize("typed, name", [
-    ("ResNet-50", "resnet50"), ("resnet_50", "resnet50"), ("efficientnet b0", "efficientnet_b0"), ("w1", "W1"),
-    ("Simple CNN", "simple_cnn"), ("resnet51", "resnet51"), ("timm:ResNet-50", "timm:ResNet-50"),
-    ("timm/resnet50.a1_in1k", "timm:resnet50.a1_in1k"), ("google/vit", "hf:google/vit")])
+    ("ResNet-50", "resnet50"), ("efficientnet b0", "efficientnet_b0"), ("w1", "W1"), ("regnet_x_16gf", "regnet_x_16gf"),
+    ("resnet51", "resnet51"), ("timm/resnet50.a1_in1k", "timm:resnet50.a1_in1k"), ("google/vit", "hf:google/vit")])
 def test_a_model_is_found_by_other_spellings(typed, name):
     assert networks.spelled(typed) == RunConfig(typed).network == name
-
-
-def test_models_whose_letters_and_digits_are_the_same_are_not_confused():
-    assert networks.spelled("regnet_x_16gf") == "regnet_x_16gf"
-    with refused(r"no model 'RegNetX16GF'.*; did you mean regnet_x_16gf, regnet_x_1_6gf\?"):
-        networks.network("RegNetX16GF")
 
 
 @pytest.mark.parametrize("typed, words", [
@@ -82,11 +72,9 @@ def test_a_model_that_is_none_says_what_to_ask_for(typed, words, tmp_path, monke
 
 
 @pytest.mark.parametrize("typed, choices, known", [
-    ("float16", ("fp32", "fp16"), "fp16"), ("torch.half", ("fp32", "fp16"), "fp16"), ("FP-16", ("fp32", "fp16"), "fp16"),
-    ("float16", ("fp32", "bf16"), "float16"), ("float32", ("fp32", "tf32"), "fp32"), ("bfloat16", ("bf16",), "bf16"),
+    ("torch.half", ("fp32", "fp16"), "fp16"), ("FP-16", ("fp32", "fp16"), "fp16"), ("float16", ("fp32", "bf16"), "float16"),
     ("Training", ("infer", "train"), "train"), ("NHWC", ("contiguous", "channels_last"), "channels_last"),
-    ("channels-last", ("contiguous", "channels_last"), "channels_last"), ("onnx", tuple(RUNTIMES), "onnxruntime"),
-    ("ab", ("a-b", "a_b"), "ab"), ("", ("", "a"), ""), ("-", ("", "a"), "-"), ("fp7", ("fp32",), "fp7")])
+    ("onnx", tuple(RUNTIMES), "onnxruntime"), ("ab", ("a-b", "a_b"), "ab"), ("-", ("", "a"), "-"), ("fp7", ("fp32",), "fp7")])
 def test_a_choice_is_known_by_its_alias_or_another_spelling_alone(typed, choices, known):
     assert names.known(typed, choices) == known
 

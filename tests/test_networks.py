@@ -198,12 +198,12 @@ def test_the_default_campaign_is_that_of_the_reference():
 def test_the_verb(home, pretended):
     plan = home / "plan.yaml"
     plan.write_text("{rounds: 1, case_s: 0.05, sets: [{networks: [W6, W7], modes: [infer], batch_sizes: [1], memory: [kept]}]}")
-    command = "measure", "networks", "--plan", plan, "--networks", "W6", "--name", "mine"
+    command = "measure", "networks", "--plan", plan, "--models", "W6", "--name", "mine"
     assert output_of(*command, "--dry-run") == "W6 infer b1 torch fp32, memory kept\n"
     assert "1 of 1 cases" in output_of(*command)
     table = store.read(paths.NETWORKS / "mine/networks.parquet", "networks")
     assert table[["network", "memory", "status"]].to_numpy().tolist() == [["W6", "kept", "ok"]]
-    refused_line = refusal("measure", "networks", "--plan", plan, "--networks", "W9")
+    refused_line = refusal("measure", "networks", "--plan", plan, "--models", "W9")
     assert "no network 'W9' in the plan; there are: W6, W7" in refused_line
     plan.write_text(plan.read_text().replace("W7", "resnet51"))
     assert "no model 'resnet51'; there are: W1" in refusal(*command), "before anything is measured"

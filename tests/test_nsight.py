@@ -1,4 +1,4 @@
-"""Nsight Compute's raw page: units, sums, counters, and one clear line for whatever is wrong with a file."""
+"""Nsight Compute's raw page: units, sums, log lines, and one clear line for whatever is wrong with a file."""
 
 import os
 import re
@@ -58,64 +58,59 @@ def test_kernels_are_summed_and_a_fused_multiply_add_counts_two(tmp_path):
         18e6, 4.5e6, 3, "fp32", "counted", 0]
     assert work["elapsed_sec"][0] == pytest.approx(6e-6), "the kernels' own time"
     assert work["label"].tolist() == ["step", "sgemm", "relu"]
+    work = nsight.read(write(tmp_path, page([kernel(**{TENSOR: "9,000,000,000"})]))).work("h")
+    assert work["precision"][0] == "bf16" and work["flops"][0] == pytest.approx(9e9 + 6e6), "of tensor cores"
 
 
-@pytest.mark.parametrize("metric, column, text, units", [
-    ("gpu__time_duration.sum", "seconds", "2,000", {"nsecond": 2e-6, "ns": 2e-6}),
-    ("gpu__time_duration.sum", "seconds", "2,000.5", {
-        "usecond": 2000.5e-6, "us": 2000.5e-6, "msecond": 2.0005, "ms": 2.0005, "second": 2000.5}),
-    ("dram__bytes_read.sum", "bytes", "1,048,576.00", {"byte": 1048576.0}),
-    ("dram__bytes_read.sum", "bytes", "1e6", {"byte": 1e6}),
-    ("dram__bytes_read.sum", "bytes", "1,234.5", {"Kbyte": 1234.5e3, "Mbyte": 1234.5e6, "Gbyte": 1234.5e9})])
-def test_units_of_time_and_bytes(tmp_path, metric, column, text, units):
-    for unit, value in units.items():
-        file = write(tmp_path, page([kernel(**{"dram__bytes_write.sum": "0", metric: text})], units={metric: unit}))
-        assert nsight.read(file).kernels[column].sum() == pytest.approx(value), unit
+@pytest.mark.parametrize("metric, column, text, unit, value", [
+    ("gpu__time_duration.sum", "seconds", "2,000", "ns", 2e-6),
+    ("gpu__time_duration.sum", "seconds", "2,000.5", "usecond", 2000.5e-6),
+    ("gpu__time_duration.sum", "seconds", "2,000.5", "ms", 2.0005),
+    ("dram__bytes_read.sum", "bytes", "1,048,576.00", "byte", 1048576.0),
+    ("dram__bytes_read.sum", "bytes", "1,234.5", "Mbyte", 1234.5e6)])
+def test_units_of_time_and_bytes(tmp_path, metric, column, text, unit, value):
+    values = kernel(**{"dram__bytes_write.sum": "0", metric: text})
+    file = write(tmp_path, page([values], units={metric: unit}))
+    assert nsight.read(file).kernels[column].sum() == pytest.approx(value)
 
 
-# as one small network was counted on two machines: the right sums are 132.256 us, 1,089,792 bytes and 1,068,536 FLOPs
-TWO = [("gemm", ["117,344", "595,520", "48,576", "1,000", "2,000", "500,000"]),
-       ("relu", ["14,912", "348,544", "97,152", "0", "65,536", "0"])]
-DECIMALS = [("gemm", ["117,34", "595,52", "48,58", "1.000", "2.000", "500.000"]),
-            ("relu", ["14,91", "348,54", "97,15", "0", "65.536", "0"])]
 SCALED = dict(zip(NEEDED[:3], ["us", "Kbyte", "Kbyte"], strict=True))
+WHOLE, DECIMAL = "27,595,520", "117.344"
 
 
-def counted_as(kernels, separator=",", units=None):
-    """Return a page of kernels (name, texts of the needed metrics), with another separator of thousands."""
-    return page([(name, {metric: text.replace(",", separator) for metric, text in zip(NEEDED, texts, strict=True)})
-                 for name, texts in kernels], NEEDED, units)
+def counted_as(first, units=None):
+    """Return a page of one kernel with this text for the first needed metric, 1 for the others."""
+    return page([("gemm", dict(zip(NEEDED, [first, "1", "1", "1,000", "1", "1"], strict=True)))], NEEDED, units)
 
 
-@pytest.mark.parametrize("text, words", [
-    *[(counted_as(TWO, separator), "kernel 0 has .117.*in English this is no whole number.*LC_ALL=C ncu")
-      for separator in (".", "\u202f", "\xa0", "'", "’")],
-    (counted_as(DECIMALS, units=SCALED), "'117,34' for gpu__time_duration.sum.*LC_ALL=C ncu"),
-    (counted_as([("gemm", ["27.595.520", "1", "1", "1", "1", "1"])]), "'27.595.520'.*LC_ALL=C ncu"),
-    (counted_as([("gemm", ["10,48,576", "1", "1", "1", "1", "1"])]), "'10,48,576'.*LC_ALL=C ncu"),
-    (counted_as([("gemm", ["1.000", "1", "1", "1", "1", "1"])]), "'1.000'.*LC_ALL=C ncu"),
-    *[(counted_as([("gemm", [text, "1", "1", "1", "1", "1"])], units=SCALED), f"'{text}'.*a fraction.*LC_ALL=C ncu")
-      for text in ("117,344", "117.344")]])
-def test_numbers_in_another_locale_are_refused(tmp_path, text, words):
-    counted = nsight.read(write(tmp_path, counted_as(TWO))).kernels
-    assert (counted["seconds"].sum(), counted["bytes"].sum(), counted["flops"].sum()) == (
-        pytest.approx(132.256e-6), 1_089_792, 1_068_536)
+@pytest.mark.parametrize("text, units, words", [
+    *[(WHOLE.replace(",", separator), None, "kernel 0 has .27.*in English this is no whole number.*LC_ALL=C ncu")
+      for separator in (".", "\u202f", "’")],
+    ("117,34", SCALED, "'117,34' for gpu__time_duration.sum.*LC_ALL=C ncu"),
+    ("10,48,576", None, "'10,48,576'.*LC_ALL=C ncu"), ("1.000", None, "'1.000'.*LC_ALL=C ncu")])
+def test_numbers_in_another_locale_are_refused(tmp_path, text, units, words):
     with refused(words):
-        nsight.read(write(tmp_path, text))
+        nsight.read(write(tmp_path, counted_as(text, units)))
 
 
-@pytest.mark.parametrize("without", ["_op_h", "_tensor_", "nothing"])
-def test_counters_that_a_file_lacks_are_named_and_the_rest_is_taken(tmp_path, without):
+def test_english_numbers_are_read_and_a_fraction_only_beside_thousands_with_commas(tmp_path):
+    assert nsight.read(write(tmp_path, counted_as(WHOLE))).kernels["seconds"].sum() == pytest.approx(27_595_520e-9)
+    assert nsight.read(write(tmp_path, counted_as(DECIMAL, SCALED))).kernels["seconds"].sum() == pytest.approx(117.344e-6)
+    with refused(f"'{DECIMAL}'.*a fraction.*LC_ALL=C ncu"):
+        nsight.read(write(tmp_path, counted_as(DECIMAL, SCALED).replace("1,000", "1")))
+
+
+@pytest.mark.parametrize("without, warning", [
+    ("_tensor_", "lacks counters of tensor cores"), ("_op_h", "lacks smsp__[a-z_]*_op_h(add|mul|fma)_pred_on.sum"),
+    ("nothing", "^$")])
+def test_counters_that_a_file_lacks_are_named_and_the_others_are_taken(tmp_path, without, warning):
     names = [*definitions.load_metrics()]
     there = [name for name in names if without not in name]
     nothing = dict.fromkeys({*names} - {*there}, "n/a")  # as ncu writes counters that this GPU does not have
-    counted = nsight.read(write(tmp_path, page([kernel(**{"dram__bytes_write.sum": "0"})], there)))
-    alike = nsight.read(write(tmp_path, page([kernel(**{"dram__bytes_write.sum": "0", **nothing})], names,
-                                             dict.fromkeys(nothing, ""))))
-    assert counted.kernels["flops"].sum() == alike.kernels["flops"].sum() == 6e6 and counted.warning == alike.warning
-    lacking = {"_tensor_": "lacks counters of tensor cores", "nothing": "^$"}.get(
-        without, f"lacks (smsp__[a-z_]*{without}(add|mul|fma)_pred_on.sum(, |:|;)){{3}}")
-    assert re.search(lacking, counted.warning) and "\n" not in counted.warning
+    for metrics, values in ((there, {}), (names, nothing)):
+        counted = nsight.read(write(tmp_path, page([kernel(**values)], metrics, dict.fromkeys(values, ""))))
+        assert counted.kernels["flops"].sum() == 6e6
+        assert re.search(warning, counted.warning) and "\n" not in counted.warning
 
 
 def test_users_choose_the_counters(tmp_path, monkeypatch):
@@ -145,9 +140,7 @@ def test_users_choose_the_counters(tmp_path, monkeypatch):
     (quoted([*FIXED, *NEEDED]) + quoted(["0"] * (len(FIXED) + len(NEEDED))), "row of units"),
     (page([kernel()]).replace('"9.0",', '"9.0","7",', 1), "line 5 has [0-9]+ fields, the header has"),
     *[(page([kernel(**{FFMA: text}), kernel()]), f"kernel 0 has '{text}' for {FFMA}; it was not counted there")
-      for text in ("n/a", "nan", "-1", "1_0")],
-    (page([kernel(**{"dram__bytes_read.sum": "n/a"})], units={"dram__bytes_read.sum": ""}),
-     "dram__bytes_read.sum was not counted: it has the unit '' and values such as 'n/a'"),
+      for text in ("n/a", "-1")],
     (page([kernel(**{FFMA: "n/a"})]), f"{FFMA} was not counted"),
     (page([kernel()]) + page([kernel()]), "two or more pages.*each run of ncu its own file"),
 ])
@@ -188,19 +181,25 @@ def fake_profiler(folder, text, known=NEEDED):
     return f"{folder}:{os.environ['PATH']}"
 
 
-@pytest.mark.parametrize("known, log, code, told", [
-    (NEEDED, '"ID","Kernel Name"', 0, "give it to 05_roofline"),
-    (NEEDED, "==ERROR== ERR_NVGPUCTRPERM", 1, "NVreg_RestrictProfilingToAdminUsers"),
-    (NEEDED[1:], "", 2, "no metric gpu__time_duration.sum"),
+@pytest.mark.parametrize("program, known, log, code, told", [
+    (["true", "7"], NEEDED, '"ID","Kernel Name"', 0, "give it to 05_roofline"),
+    (["--cell", "vgg16/b16/fp32"], NEEDED, '"ID","Kernel Name"', 0, "give it to 05_roofline"),
+    (["true"], NEEDED, "==ERROR== ERR_NVGPUCTRPERM", 1, "NVreg_RestrictProfilingToAdminUsers"),
+    (["true"], NEEDED[1:], "", 2, "no metric gpu__time_duration.sum"),
 ])
 @pytest.mark.slow
-def test_the_collecting_script_asks_first_and_explains(tmp_path, known, log, code, told):
+def test_the_collecting_script_asks_first_and_explains(tmp_path, program, known, log, code, told):
     environment = {**os.environ, "PATH": fake_profiler(tmp_path, log, known)}
     script = paths.PARAMS / "collect_nsight.sh"
-    done = subprocess.run([shutil.which("bash"), script, tmp_path / "out.csv", "true", "7"], env=environment,
+    done = subprocess.run([shutil.which("bash"), script, tmp_path / "out.csv", *program], env=environment,
                           capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stderr
     assert told in done.stderr
     if code == 0:
-        words = (tmp_path / "seen").read_text().split("\n")
-        assert words[words.index("--metrics") + 1].split(",") == NEEDED and words[-4:-2] == ["true", "7"]
+        *words, home, _ = (tmp_path / "seen").read_text().split("\n")
+        assert words[words.index("--metrics") + 1].split(",") == NEEDED
+        if program[0] == "--cell":
+            assert words[words.index("matrix"):][1:5] == ["--device", "cuda", "--cells", "vgg16/b16/fp32"]
+            assert home and not os.path.exists(home), "the rows of a cell are thrown away"
+        else:
+            assert words[-2:] == program

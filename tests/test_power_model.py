@@ -167,7 +167,7 @@ def test_joules_of_a_network_of_gemms_are_power_times_time():
     assert own["energy_j"] == pytest.approx(expected)
     assert own["energy_low_j"] < own["energy_j"] < own["energy_high_j"]
     assert rows.loc["l40s", ["energy_j", "energy_source"]].isna().all()
-    words = ["advise", network, *"--input 1x2048x4096 --batch-size 1 --dtype bf16 --device h200-sxm".split()]
+    words = ["advise", network, *"--input-size 1x2048x4096 --batch-size 1 --dtype bf16 --device h200-sxm".split()]
     assert "GEMMs' J/image: the power of linear, matmul and bmm kernels" in output_of(*words, "--explain")
     (row,) = json.loads(output_of(*words, "--json"))
     assert row["energy_j"] == pytest.approx(expected) and row["energy_source"] == own["energy_source"]

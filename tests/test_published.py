@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from lib import files, paths, store
-from lib.cli.exchange import KINDS
+from lib.cli.data import KINDS
 from lib.predict import published
 from lib.predict.published import aiconfigurator, kernels
 from lib.work.graph import spaces

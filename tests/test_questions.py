@@ -83,14 +83,14 @@ def test_the_verb_answers_into_a_new_file_with_options_as_defaults(tmp_path, mon
     (tmp_path / "q.csv").write_text("model,batch_size\nsimple_cnn,2\nno_such,2\nsimple_cnn,\n")
     (tmp_path / "bad.csv").write_text("model\nno_such\n")
     monkeypatch.chdir(tmp_path)
-    command = "advise --questions q.csv --device t4 --device cpu --dtype fp32 --batch-size 8 --no-look".split()
-    status, out, error = called(*command, "--out", "answers.csv")
+    command = "advise --questions q.csv --device t4 --device cpu --dtype fp32 --batch-size 8 --no-ceilings".split()
+    status, out, error = called(*command, "--output", "answers.csv")
     assert (status, out) == (0, "answers.csv\n") and "4 answers to 3 questions; 2 without one" in error
     table = pd.read_csv("answers.csv")
     assert table["question"].tolist() == [1, 1, 2, 2, 3, 3] and table["batch_size"].tolist() == [2, 2, 2, 2, 8, 8]
     rows = json.loads(output_of(*command, "--json"))
     assert rows[2]["predicted_ms"] is None and rows[0]["predicted_ms"] == pytest.approx(table["predicted_ms"][0])
-    output_of("advise", "--questions", "bad.csv", "--no-look", status=1)
+    output_of("advise", "--questions", "bad.csv", "--no-ceilings", status=1)
 
 
 def test_layout_and_compile_are_columns():

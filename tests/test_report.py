@@ -98,20 +98,17 @@ run 02 --source replay --devices xpu   the reference has no device xpu; it has: 
 run 03 -p name ..                      name = '..'
 run --workloads W1,,W2                 'W1,,W2' is no list of names
 run --report --check                   not allowed with
-run --executed here                    --executed and --out go with --page
 run 01 --accept                        --accept goes with --check
 run 01 --check --full                  --check compares the committed parameters
 run --devices cpu,cpu                  argument --devices:
 data unpack nowhere.zip                nowhere.zip is missing
 data pack                              nothing to pack
-run --page --executed nowhere          nothing has been run yet: no manifest in nowhere
-run --page --out there.html            there.html exists already
-run --page --out .                     is a folder
+run --page                             nothing has been run yet: no manifest in
 measure matrix --repeats 0             argument --repeats:
 measure matrix --cells ,               argument --cells:
-measure networks --case-s inf          argument --case-s:
+measure networks --energy-s inf        argument --energy-s:
 measure networks --name ../x           argument --name:
-measure networks --networks W6,W6      argument --networks:
+measure networks --models W6,W6        argument --models:
 run-jobs j.csv --slots 0               --slots: '0'
 """
 
@@ -132,7 +129,7 @@ def test_one_process_at_a_time_runs_a_notebook_and_builds_its_page(home, monkeyp
     def second(executed, *_):
         (line,) = python("-m", "lib", "run", "01", "--devices", "cpu", "--report", status=2).stderr.splitlines()
         assert "01_machine_cpu.ipynb is being written by another process" in line
-        return []
+        return False
 
     written = Mock(side_effect=second)
     monkeypatch.setattr("lib.cli.report._written", written)
@@ -172,7 +169,7 @@ def test_the_slurm_templates_give_each_task_its_part_and_a_folder_and_collect_wh
     assert cluster("profiles", "--dry-run", SLURM_ARRAY_TASK_ID="3", **where) == [
         [f"{slurm}/profiles-3", "run 02_profile --full --workloads W3 --devices auto --dry-run"]]
     [[folder, line]] = cluster("sweep", "-p", "rounds", "3", SLURM_ARRAY_TASK_ID="3", DEVICES="all", **where)
-    p = notebooks.check("03_sweep", dict(_parser().parse_args(line.split()).parameter))
+    p = notebooks.check("03_sweep", dict(_parser().parse_args(line.split()).parameters))
     assert folder == f"{slurm}/sweep-3" and p.device == "all" and p.grid == "original_convolution" and p.shard == "3/100"
     assert p.budget_s == 0 and p.rounds == 3 and p.name == "shard"
     assert spaces.too_large(spaces.load_sweeps().grids[p.grid], p.shard_pair) == "", "a task walks all of its shard"

@@ -298,7 +298,7 @@ def test_layers_that_are_profiled_with_time_stamps_have_their_watts(tmp_path, pr
     layer = np.searchsorted([0.0, 0.02, 0.06, 0.07, 0.1], since_s)  # 0: before the first layer, 5: after the last one
     write_power_log(PowerLog(at_s, np.array([2.0, 8.0, 5.0, 6.0, 10.0, 2.0])[layer]), folder / recordings.POWER)
     (folder / recordings.IDLE).write_text(json.dumps({"timestamp": "x", "avg_idle_power": 2_000_000}))
-    output_of("layer-power", "dataset", tmp_path / "raw", "--out", tmp_path)
+    output_of("layer-power", "dataset", tmp_path / "raw", "--output", tmp_path)
     tables = pd.concat(map(pd.read_csv, (tmp_path / "training_data/net").glob("*.csv"))).set_index("layer_name")
     assert tables["power"].to_dict() == pytest.approx(watts, rel=0.02)
     assert tables["runtime"].to_dict() == {"conv": 20.0, "conv2": 40.0, "pool": 10.0, "fc": 30.0}

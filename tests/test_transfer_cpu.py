@@ -143,7 +143,7 @@ def test_ceilings_measured_beside_other_processes_scale_nothing(cores, doubtful,
     assert not transfer_cpu.host().doubtful, "a quiet moment counts"
 
 
-@pytest.mark.parametrize("verb", ["advise simple_cnn --input 3x28x28", "advise-op linear gemm_m=64 gemm_k=64 gemm_n=64"])
+@pytest.mark.parametrize("verb", ["advise simple_cnn --input-size 3x28x28", "advise-op linear gemm_m=64 gemm_k=64 gemm_n=64"])
 def test_a_verb_looks_where_it_may_and_again_where_the_machine_was_busy(verb, home, monkeypatch):
     looks, beside = [], [9.0]
     monkeypatch.setattr(disturbance, "wait_for_quiet", lambda *_: disturbance.Load(0.5, 0.0, beside[0], 0.0, 0.0))
@@ -152,7 +152,7 @@ def test_a_verb_looks_where_it_may_and_again_where_the_machine_was_busy(verb, ho
     beside[0] = 0.0
     monkeypatch.setattr(transfer_cpu, "measure_ceilings", lambda **_: looks.append(_save_ceilings(
         number=len(looks) + 1, verdict="stable" if looks else "unusable")))
-    for device, number, busy in (("cpu --no-look", 0, False), ("t4", 0, False), ("cpu", 1, True), ("cpu", 2, False),
+    for device, number, busy in (("cpu --no-ceilings", 0, False), ("t4", 0, False), ("cpu", 1, True), ("cpu", 2, False),
                                  ("cpu", 2, False)):
         before = len(looks)
         status, out, error = called(*f"{verb} --device {device} --json".split())

@@ -191,7 +191,7 @@ def test_a_shape_beyond_any_memory_is_one_line(zoo):
 
 
 def test_what_a_network_prints_goes_to_stderr_and_breaks_no_json(zoo, capfd):
-    question = "advise zoo:{} --input 3x8x8 --device cpu --json --no-look"
+    question = "advise zoo:{} --input-size 3x8x8 --device cpu --json --no-ceilings"
     assert main(question.format("Prints").split()) == 0
     out, err = capfd.readouterr()
     assert json.loads(out)[0]["device"] == "cpu"

@@ -32,9 +32,9 @@ def _dashboard(options: argparse.Namespace) -> None:
     from lib.dashboard import access, api, app, configurations, database, runner
     from lib.schedule.run.database import AWAY
 
-    if missing := [path for path in options.data_root if not path.is_dir()]:
-        raise InputError(f"--data-root {missing[0]} is no folder")
-    configurations.data_roots[:] = [path.resolve() for path in options.data_root]
+    if missing := [path for path in options.data_dir if not path.is_dir()]:
+        raise InputError(f"--data-dir {missing[0]} is no folder")
+    configurations.data_roots[:] = [path.resolve() for path in options.data_dir]
     token, token_file = access.read_token(paths.DATA / "dashboard")
     mlflow_url = f"http://{LOOPBACK}:{options.mlflow_port}" if options.mlflow_port else ""
     if mlflow_store.store_uri().startswith("http"):  # somebody serves it already
@@ -124,18 +124,16 @@ def _watch(server: subprocess.Popen, log: Path) -> None:
 
 def add(verbs) -> None:
     """Add the verb."""
-    add_verb(
-        verbs, _dashboard, "dashboard",
-        "a server of projects, configurations and runs, with pages and a REST API",
-        option("--port", "port (default 8000; 0: any that is free)", whole(0, 65_535), 8000),
-        option("--host", f"address to listen on (default {LOOPBACK}: this machine alone)",
-               default=LOOPBACK),
-        option("--mlflow-port", "port of MLflow's pages, for this machine alone (default 5000; 0: "
-               "without)", whole(0, 65_535), 5000),
-        option("--ray", "place runs on the nodes of this Ray cluster: HOST:PORT of its head, or "
-               "auto (default: on this machine)", default="", metavar="ADDRESS"),
-        option("--data-root", "a folder outside of the repository whose images configs may name; "
-               "may be given several times", a_path, [], action="append", metavar="DIR"),
-        flag("--demo", "with a project to try things with"),
-        epilog="The token is DASHBOARD_TOKEN, or kept in data/dashboard/token; the database is "
-               "DASHBOARD_DB_URL, or data/dashboard/dashboard.db.")
+    verb = add_verb(
+        verbs, "dashboard", "a server of projects, configurations and runs, with pages and a REST "
+        "API", _dashboard, epilog="The token is DASHBOARD_TOKEN, or kept in data/dashboard/token; "
+        "the database is DASHBOARD_DB_URL, or data/dashboard/dashboard.db.")
+    option(verb, "--port", "port (0: any that is free)", whole(0, 65_535), 8000)
+    option(verb, "--host", "address to listen on", default=LOOPBACK)
+    option(verb, "--mlflow-port", "port of MLflow's pages, for this machine alone (0: without)",
+           whole(0, 65_535), 5000)
+    option(verb, "--ray", "place runs on this Ray cluster: HOST:PORT of its head, or auto "
+           "(default: on this machine)", default="", metavar="ADDRESS")
+    option(verb, "--data-dir", "a folder outside the repository whose images configs may name; "
+           "may be given several times", a_path, [], action="append", metavar="DIR")
+    flag(verb, "--demo", "with a project to try things with")

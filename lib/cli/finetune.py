@@ -1,9 +1,9 @@
-"""The verb of training runs: ``finetune``. Imports nothing heavy."""
+"""The verb ``finetune``: training runs. Imports nothing heavy."""
 
 import argparse
 
 from lib.cli.options import a_path, add_verb, flag, note, option
-from lib.errors import InputError, choices, printable
+from lib.errors import InputError, entry, printable
 
 
 def _finetune(options: argparse.Namespace) -> int:
@@ -13,27 +13,33 @@ def _finetune(options: argparse.Namespace) -> int:
     from lib.work.distributed import process_count
 
     if (options.name is None) == (options.config is None):
-        raise InputError("name a config of params/training.yaml, or all of them by all, or a file by --config FILE.json")
-    named = {str(options.config): load(TrainConfig, options.config)} if options.config else load_configs()
-    if options.name not in (None, "all", *named):
-        raise InputError(f"no config {options.name!r} in params/training.yaml; there are: all, {choices(named)}")
+        raise InputError("name a config of params/training.yaml, or all of them by all, "
+                         "or a file by --config FILE.json")
+    if options.config:
+        configs = {str(options.config): load(TrainConfig, options.config)}
+    else:
+        configs = load_configs()
+        entry(["all", *configs], options.name, "config", "in params/training.yaml")
+        if options.name != "all":
+            configs = {options.name: configs[options.name]}
     failed = False
-    for name, config in named.items():
-        if options.name in (None, "all", name):
-            try:
-                finetune(config.model_copy(update={"device": options.device or config.device}), options.resume)
-            except InputError as error:
-                failed = True
-                note(f"error: {printable(name)}: {error}")
-                if process_count() > 1:  # the others may wait for this one: its end ends them
-                    break
+    for name, config in configs.items():
+        try:
+            device = options.device or config.device
+            finetune(config.model_copy(update={"device": device}), options.resume)
+        except InputError as error:
+            failed = True
+            note(f"error: {printable(name)}: {error}")
+            if process_count() > 1:  # the other processes may wait for this one
+                break
     return 2 * failed
 
 
 def add(verbs) -> None:
-    """Add the verb of training runs."""
-    add_verb(verbs, _finetune, "finetune", "fine-tune image classifiers: configs of params/training.yaml by name",
-             option("name", "a config, or all", nargs="?"),
-             option("--config", "one config in a file of its own, JSON or YAML", a_path, metavar="FILE.json"),
-             option("--device", "device id, in place of the config's", default=""),
-             flag("--resume", "go on with the newest run of each config that was cut short"))
+    """Add the verb."""
+    verb = add_verb(verbs, "finetune", "fine-tune image classifiers: configs of "
+                    "params/training.yaml by name", _finetune)
+    option(verb, "name", "a config, or all", nargs="?")
+    option(verb, "--config", "a config in its own file, JSON or YAML", a_path, metavar="FILE")
+    option(verb, "--device", "device id, instead of the config's")
+    flag(verb, "--resume", "go on with the newest run of each config that was cut short")

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from lib import files, paths
-from lib.cli.options import Option, a_path, add_verb, flag, folder_name, note, option, whole
+from lib.cli.options import a_path, add_verb, flag, folder_name, note, option, whole
 from lib.errors import InputError
 
 FOLDER = paths.DATA / "layer_power"
@@ -14,24 +14,24 @@ _TARGETS = ("runtime", "power")
 def _preprocess(options: argparse.Namespace) -> None:
     from lib.tensorrt.recordings import preprocess
 
-    _show(preprocess(options.raw, options.out / "preprocessed_data"))
+    _show(preprocess(options.raw, options.output / "preprocessed_data"))
 
 
 def _convert(options: argparse.Namespace) -> None:
     from lib.tensorrt.layers import convert
 
     least = options.per_layer_measurements
-    _show(convert(options.preprocessed, options.out / "training_data", least))
+    _show(convert(options.preprocessed, options.output / "training_data", least))
 
 
 def _dataset(options: argparse.Namespace) -> None:
     from lib.work import data_copy
 
-    options.preprocessed = options.out / "preprocessed_data"
+    options.preprocessed = options.output / "preprocessed_data"
     _preprocess(options)
     _convert(options)
     if options.push:
-        print(f"{len(data_copy.push(options.out, options.push))} files pushed to {options.push}")
+        print(f"{len(data_copy.push(options.output, options.push))} files pushed to {options.push}")
 
 
 def _show(notes: dict[Path, list[str]]) -> None:
@@ -54,7 +54,7 @@ def _train(options: argparse.Namespace) -> bool:
                                                 **origin)
         for model in models:
             scores = model.scores
-            print(f"{training.save_model(model, options.out)}: {target} of {model.kind} layers, "
+            print(f"{training.save_model(model, options.output)}: {target} of {model.kind} layers, "
                   f"networks left out: MAPE {100 * scores['mape']:.1f} %, RMSPE "
                   f"{100 * scores['rmspe']:.1f} %, R2 {scores['r2']:.2f}, n {scores['n']:.0f}")
             if registry:
@@ -139,67 +139,67 @@ def _predict(options: argparse.Namespace) -> None:
             note(f"{count} layers: {text}")
 
 
-def _out(default: Path) -> Option:
-    return option("--out", "the folder to write to", a_path, default)
-
-
 def add(verbs) -> None:
-    """Add the verb of layers of engines."""
-    verb = verbs.add_parser("layer-power",
-                            description="time, power and energy of the layers of TensorRT engines")
+    """Add the verb."""
+    verb = verbs.add_parser("layer-power", description="time, power and energy of the layers of "
+                            "TensorRT engines")
     steps = verb.add_subparsers(dest="step", required=True, metavar="step")
-    raw = option("raw", "folder of recordings, <model>/trt_engine_info.json and its latencies",
-                 a_path)
-    least = option("--per-layer-measurements", "windows with a power sample that a layer's power "
-                   "needs at least", whole(1), 10, metavar="N")
-    add_verb(steps, _dataset, "dataset", "from recordings to training data: preprocess, convert",
-             raw, _out(FOLDER), least,
-             option("--push", "copy what was built there, as data push does", metavar="URL"))
-    add_verb(steps, _preprocess, "preprocess", "map the power of recordings to their layers", raw,
-             _out(FOLDER))
-    add_verb(steps, _convert, "convert", "turn preprocessed recordings into training tables",
-             option("preprocessed", read=a_path, default=FOLDER / "preprocessed_data", nargs="?"),
-             _out(FOLDER), least)
+    dataset = add_verb(steps, "dataset", "recordings to training data: preprocess, convert",
+                       _dataset)
+    option(dataset, "--push", "copy the result, as data push does", metavar="URL")
+    preprocess = add_verb(steps, "preprocess", "map the power of recordings to their layers",
+                          _preprocess)
+    convert = add_verb(steps, "convert", "turn preprocessed recordings into training tables",
+                       _convert)
+    for verb in (dataset, preprocess):
+        option(verb, "raw", "folder of recordings, <model>/trt_engine_info.json and latencies",
+               a_path)
+    option(convert, "preprocessed", type=a_path, default=FOLDER / "preprocessed_data", nargs="?")
+    for verb in (dataset, preprocess, convert):
+        option(verb, "--output", "the folder to write to", a_path, FOLDER)
+    for verb in (dataset, convert):
+        option(verb, "--per-layer-measurements", "least windows with a power sample per layer",
+               whole(1), 10, metavar="N")
+    train = add_verb(steps, "train", "train models of runtime and power of layers", _train)
+    tune = add_verb(steps, "tune", "search settings with Optuna, on training networks alone", _tune)
+    for verb in (train, tune):
+        option(verb, "training", type=a_path, default=FOLDER / "training_data", nargs="?")
+        option(verb, "--device", "the recorded device, such as jetson-orin", folder_name,
+               required=True)
+    option(train, "--targets", default=_TARGETS, nargs="+", choices=_TARGETS)
+    option(train, "--learner", "lasso is the original study's pipeline (default: that of "
+           "params/layer_power.yaml)", default="", choices=("physics", "lasso"))
+    option(train, "--source", "where the recordings come from", default="")
+    option(train, "--licence", "the licence of the recordings", default="")
+    option(train, "--register", "register the models in MLflow as champions (default: "
+           "MLFLOW_TRACKING_URI, or SQLite in data/mlflow)", nargs="?", const="", metavar="URI")
+    option(train, "--output", "the folder to write to", a_path, paths.DATA / "trained_models")
+    option(tune, "--target", default="runtime", choices=_TARGETS)
+    option(tune, "--trials", "trials beyond those of earlier searches", whole(1, 100_000), 100)
+    flag(tune, "--write", "put the best settings into params/layer_power.yaml")
     _add_models(steps)
 
 
 def _add_models(steps) -> None:
-    """Add the steps of models: train, tune, predict, versions."""
-    training = option("training", read=a_path, default=FOLDER / "training_data", nargs="?")
-    device = option("--device", "what was recorded on, such as jetson-orin", folder_name,
-                    required=True)
-    registry = option("--registry", "an MLflow registry (default: MLFLOW_TRACKING_URI, or SQLite "
-                      "in data/mlflow)",
-                      default="", metavar="URI")
-    add_verb(steps, _train, "train", "train models of runtime and power of layers", training, device,
-             option("--targets", default=_TARGETS, nargs="+", choices=_TARGETS),
-             option("--learner", "lasso is the original study's pipeline (default: that of "
-                    "params/layer_power.yaml)", default="", choices=("physics", "lasso")),
-             option("--source", "where the recordings come from", default=""),
-             option("--licence", "the licence of the recordings", default=""),
-             option("--register", "register the models in MLflow as champions (default: "
-                    "MLFLOW_TRACKING_URI, or SQLite in data/mlflow)", nargs="?", const="", metavar="URI"),
-             _out(paths.DATA / "trained_models"))
-    add_verb(steps, _tune, "tune", "search settings with Optuna, on training networks alone",
-             training, device,
-             option("--target", default="runtime", choices=_TARGETS),
-             option("--trials", "trials beyond those of earlier searches", whole(1, 100_000), 100),
-             flag("--write", "put the best settings into params/layer_power.yaml"))
-    add_verb(steps, _predict, "predict", "predict the runtime and power of each layer of an engine",
-             option("--trt-engine-path", "the engine's information as JSON", a_path, required=True),
-             option("--result-csv-path", "the table to write, one row per layer, over an earlier "
-                    "one", a_path, required=True),
-             registry,
-             option("--model", "registered models, by alias or version", default=[], nargs="+",
-                    metavar="NAME@ALIAS"),
-             option("--models", "folder of models (default: this machine's and shipped ones)",
-                    a_path),
-             option("--model-device", "the device whose models are used (default: that of --device, "
-                    "or the only one)", default=""),
-             option("--device", "what the engine runs on", default=""),
-             flag("--strict", "refuse where that is not the device of the models"))
-    add_verb(steps, _versions, "versions", "list registered models with aliases and scores",
-             option("model", "one model (default: all)", default="", nargs="?"),
-             option("--alias", "let an alias name version N of the model first", nargs=2,
-                    metavar=("ALIAS", "N")),
-             registry)
+    """Add the steps of trained models: predict, versions."""
+    predict = add_verb(steps, "predict", "predict the runtime and power of each layer of an engine",
+                       _predict)
+    option(predict, "--trt-engine-path", "the engine's information as JSON", a_path, required=True)
+    option(predict, "--result-csv-path", "the table to write, one row per layer, over an earlier "
+           "one", a_path, required=True)
+    option(predict, "--model", "registered models, by alias or version", default=[], nargs="+",
+           metavar="NAME@ALIAS")
+    option(predict, "--models", "folder of models (default: this machine's and shipped ones)",
+           a_path)
+    option(predict, "--model-device", "the device of the models (default: that of --device, or "
+           "the only one)", default="")
+    option(predict, "--device", "the device of the engine", default="")
+    flag(predict, "--strict", "refuse models of another device")
+    versions = add_verb(steps, "versions", "list registered models with aliases and scores",
+                        _versions)
+    option(versions, "model", "one model (default: all)", default="", nargs="?")
+    option(versions, "--alias", "let an alias name version N of the model first", nargs=2,
+           metavar=("ALIAS", "N"))
+    for verb in (predict, versions):
+        option(verb, "--registry", "an MLflow registry (default: MLFLOW_TRACKING_URI, or SQLite "
+               "in data/mlflow)", default="", metavar="URI")

@@ -85,7 +85,7 @@ def _outside(values: Mapping[str, str]) -> dict[str, str]:
         allowed = f"must lie in {roots[0]} or in the repository, without .. and ~"
         if field in IMAGE_FIELDS:
             roots += data_roots
-            allowed += ", or in a --data-root of the server"
+            allowed += ", or in a --data-dir of the server"
         inside = any((paths.ROOT / path).resolve().is_relative_to(root) for root in roots)
         if value.startswith("~") or ".." in path.parts or not inside:
             errors[field] = allowed

@@ -20,7 +20,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from lib import files, locks, store
 from lib.finetune.metrics import Evaluation
-from lib.measure.training.matrix import markdown
+from lib.measure.training.throughput import markdown
 
 LOG, HISTORY = "log.txt", "history.csv"
 _LARGEST_TABLE, _NUMBERED, _LONGEST = 40, 16, 24  # classes; those with counts; letters of a name

@@ -8,7 +8,7 @@ import pandas as pd
 from lib import paths, store
 from lib.errors import InputError, choices
 from lib.measure.statistics import is_usable
-from lib.measure.training import matrix_tables
+from lib.measure.training import throughput
 
 _KEYS = {"sweep": ["op", "pass", "dtype", "device", "config"],
          "matrix": ["workload_id", "arch", "backend", "batch_size", "precision", "settings"]}
@@ -58,7 +58,7 @@ def compare(a: str, b: str, threshold: float = 0.03) -> tuple[str, bool]:
 def _read(name: str) -> tuple[str, pd.DataFrame]:
     """Return the kind of a measurement, and its usable rows with their time in ms in a column ``ms``."""
     path = Path(name)
-    files = [path, path / "sweep.parquet", paths.SWEEPS / name / "sweep.parquet", matrix_tables.path_of(path.name)]
+    files = [path, path / "sweep.parquet", paths.SWEEPS / name / "sweep.parquet", throughput.path_of(path.name)]
     file = next((file for file in files if file.is_file()), None)
     if file is None:
         raise InputError(f"{name!r} is no measured sweep or environment: looked for {choices(files)}")

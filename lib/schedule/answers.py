@@ -154,5 +154,5 @@ def _device_lines(answer: Answer) -> list[str]:
             jobs.append(f"{len(rows) - SHOWN_JOBS} more")
         lines.append(f"  {name:<{width}}  {'; '.join(jobs) or 'nothing'}")
     if len(names) > SHOWN_DEVICES:
-        lines.append(f"  {len(names) - SHOWN_DEVICES} more devices: --out writes all")
+        lines.append(f"  {len(names) - SHOWN_DEVICES} more devices: --output writes all")
     return lines

@@ -1,6 +1,6 @@
 """Training workloads, batch by batch.
 
-From the ground up: ``profiled`` (a run as it is shown, or read back), ``profiler`` (rows, a batch each), ``passes`` (warm-up,
-pipelined, profiled, evaluation, each within its share of the budget), ``summary`` (what the rows say, the verdict),
-``profile_run`` (one run), ``matrix`` (many).
+``profile_run`` carries out one run: its passes (``passes``), rows of each batch (``profiler``)
+and verdict (``summary``). ``profiled`` reads a run of the reference. ``matrix`` repeats runs over
+models, batch sizes and precisions; ``throughput`` summarises the repeats.
 """

@@ -1,4 +1,4 @@
-"""The passes of a profiled run: warm-up, the unsynchronised pass, the profiled epochs, evaluation and test."""
+"""The passes of a profiled run: warm-up, unsynchronised pass, profiled epochs, evaluation, test."""
 
 import math
 import time
@@ -21,53 +21,57 @@ from lib.progress import track
 from lib.work import datasets, workloads
 from lib.work.training import Batch, Observer, Trainer
 
-_LEAST_WARM = 2  # batches of warm-up, where the budget allows: one starts the loader, one is clocked
-_STEADY = 0.03
+_STEADY = 0.03  # warm-up ends when two passes agree so well
 _WARM_SHARE = 0.2  # of the budget, for warm-up
 _EVAL_SHARE = 0.4  # what an evaluation batch takes of a training step, about
 _OVERRUN = 1.2  # times its share of the budget that a pass may take before it ends early
 
 
 class Limited:
-    """A loader that stops after ``batches``, which is its length, or after ``most_s`` seconds and at least one batch."""
+    """A loader that ends after ``most_s`` seconds and at least one batch, but reports its length."""
 
-    def __init__(self, loader: torch.utils.data.DataLoader, batches: int, most_s: float):
-        self._loader, self._batches, self._most_s = loader, min(batches, len(loader)), most_s
+    def __init__(self, loader: torch.utils.data.DataLoader, most_s: float):
+        self._loader, self._most_s = loader, most_s
 
     def __len__(self) -> int:
-        return self._batches
+        return len(self._loader)
 
     def __iter__(self) -> Iterator:
         end = time.monotonic() + self._most_s
-        for number, batch in enumerate(self._loader, 1):
+        for batch in self._loader:
             yield batch
-            if number == self._batches or time.monotonic() > end:
+            if time.monotonic() > end:
                 return
 
 
 class Stopwatch(Observer):
-    """An observer that takes the time from the end of the first batch, which starts the loader, to that of batch ``last``.
+    """An observer that clocks a pass from the end of its first batch, which starts the loader.
 
-    ``every``: the clock is read after each batch in between, too, for a pass that may end early. If that pass has one batch,
-    the batch is timed, from the creation of the stopwatch. ``observer`` gets all calls, too.
+    A single batch is clocked from the creation of the stopwatch. All calls are forwarded to
+    ``observer``.
     """
 
-    def __init__(self, device: torch.device, last: int, every: bool, observer: Observer | None = None):
-        self._device, self._last, self._every, self._begin = device, last, every, time.perf_counter()
+    def __init__(self, device: torch.device, observer: Observer | None = None):
+        self._device, self._begin = device, time.perf_counter()
         self._observer = observer or Observer()
         self.start, self.mark = self._observer.start, self._observer.mark
-        self.window_s, self.batches = (self._begin, self._begin), 0
+        self.window_s, self.batches = (self._begin, self._begin), 1
 
     def end(self, batch: Batch) -> None:
-        """End a batch for the observer, then read the clock."""
+        """End a batch for the observer; begin the window after the first one."""
         self._observer.end(batch)
-        if batch.index not in (0, self._last) and not (self._every and batch.index < self._last):
-            return
-        synchronize(self._device)
-        now = time.perf_counter()
-        self.window_s, self.batches = (self._begin, now), max(1, batch.index)
         if batch.index == 0:
-            self._begin = now
+            synchronize(self._device)
+            self._first = time.perf_counter()
+        self.batches = max(1, batch.index)
+        if batch.index == 1:
+            self._begin = self._first
+
+    def stop(self) -> "Stopwatch":
+        """End the window."""
+        synchronize(self._device)
+        self.window_s = (self._begin, time.perf_counter())
+        return self
 
     @property
     def seconds(self) -> float:
@@ -78,27 +82,6 @@ class Stopwatch(Observer):
     def step_s(self) -> float:
         """Return the mean step, in seconds."""
         return self.seconds / self.batches
-
-
-class PassLimits:
-    """The limits of each pass, by the rest of the budget and the newest time of a training step."""
-
-    def __init__(self, p: ProfileParams, budget: Budget, step_s: float):
-        self._p, self._budget, self.step_s = p, budget, step_s
-        self._weight = (1 + p.epochs + 2 * _EVAL_SHARE) if p.profile else 1.0  # of what is to come, in training passes
-
-    def next(self, weight: float = 1.0, least_s: float = 0.0) -> tuple[int, float]:
-        """Return the full batches of the next pass, 0 for all, and its seconds; ``weight`` is its share of a training pass.
-
-        It has ``least_s`` seconds of work at least, where the budget allows.
-        """
-        iters, most_s = self._p.iters, self._budget.left_s * weight / self._weight
-        iters = max(iters, math.ceil(least_s / self.step_s)) if iters else 0
-        if self._budget.seconds:
-            fit = max(1, int(most_s / weight / self.step_s) - 1)  # one for the odd last batch
-            iters = min(iters or fit, fit)
-        self._weight -= weight
-        return iters, _OVERRUN * most_s
 
 
 @dataclass
@@ -112,31 +95,42 @@ class Run:
     trainer: Trainer
     run_id: str
     recorder: Recorder
+    budget: Budget
 
-    @property
-    def kinds(self) -> list[str]:
-        """Return the passes of PASSES whose split the dataset has, train first."""
-        return [kind for kind, split in PASSES.items() if split in self.opened.splits]
+    def __post_init__(self):
+        self.kinds = [kind for kind, split in PASSES.items() if split in self.opened.splits]
+        self._ahead = [1.0] * (1 + self.p.epochs) + [_EVAL_SHARE] * 2 if self.p.profile else [1.0]
 
-    def loader(self, kind: str, iters: int):
-        """Return the loader of a pass: ``iters`` full batches (0: all) and the odd last one, if the set has one."""
+    def limits(self, step_s: float, least_s: float = 0.0) -> tuple[int, float]:
+        """Return the full batches of the next pass, 0 for all, and its seconds.
+
+        The rest of the budget is shared among the passes to come, by ``step_s`` per training step.
+        The pass has ``least_s`` seconds of work at least, where the budget allows.
+        """
+        most_s = self.budget.left_s * self._ahead[0] / sum(self._ahead)
+        weight, iters = self._ahead.pop(0), self.p.iters
+        if iters:
+            iters = max(iters, math.ceil(least_s / step_s))
+        if self.budget.seconds:
+            fit = max(1, int(most_s / weight / step_s) - 1)  # one for the odd last batch
+            iters = min(iters or fit, fit)
+        return iters, _OVERRUN * most_s
+
+    def loader(self, kind: str, iters: int, most_s: float = math.inf, odd: bool = True) -> Limited:
+        """Return the loader of a pass: ``iters`` full batches (0: all), and the odd last one."""
         p, size = self.p, self.task.workload.batch_size
         if p.num_workers:
             files.shorten_sockets()
-        return torch.utils.data.DataLoader(
-            datasets.bounded(self.opened.splits[PASSES[kind]], iters, size, p.seed), size, shuffle=kind == "train",
-            num_workers=p.num_workers, pin_memory=p.pin_memory, prefetch_factor=p.prefetch_factor or None,
-            generator=torch.Generator().manual_seed(p.seed))
-
-    def bounded(self, kind: str, iters: int, most_s: float) -> Limited:
-        """Return the loader of a pass that ends early, after one batch at least, when ``most_s`` seconds are over."""
-        loader = self.loader(kind, iters)
-        return Limited(loader, len(loader), most_s)
+        subset = datasets.bounded(self.opened.splits[PASSES[kind]], iters, size, p.seed)
+        return Limited(torch.utils.data.DataLoader(
+            subset, size, shuffle=kind == "train", drop_last=not odd, num_workers=p.num_workers,
+            pin_memory=p.pin_memory, prefetch_factor=p.prefetch_factor or None,
+            generator=torch.Generator().manual_seed(p.seed)), most_s)
 
     def profiler(self, kind: str) -> AbstractContextManager[BatchProfiler]:
         """Open the file of a pass and give the profiler that writes it."""
-        shared = constants(self.run_id, self.task.workload, kind, self.device, self.p.num_workers, self.p.precision,
-                           self.opened.data_source)
+        shared = constants(self.run_id, self.task.workload, kind, self.device, self.p.num_workers,
+                           self.p.precision, self.opened.data_source)
         return profiler(self.path(kind), shared, self.device, self.p.nvtx, self.recorder)
 
     def path(self, kind: str) -> Path:
@@ -146,71 +140,66 @@ class Run:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The results of the passes of one run, beside their rows: ``pipelined`` is the clock of the unsynchronised pass."""
+    """Clock of the unsynchronised pass, load while training, and metrics of the passes."""
 
     pipelined: Stopwatch
     seen: disturbance.Load
     metrics: dict[str, dict[str, float]]
 
 
-def _pipelined(run: Run, iters: int, most_s: float) -> Stopwatch:
-    """Train without a profiler and without synchronising inside; full batches after the first are counted, where there are."""
-    size, on_cpu = run.task.workload.batch_size, run.device.type == "cpu"  # elsewhere the clock cannot be read in between
-    loader = run.loader("train", iters + 1 if iters else 0)
-    odd = len(loader.dataset) % size > 0
-    clock = Stopwatch(run.device, len(loader) - odd - 1, every=on_cpu)
-    run.trainer.train(Limited(loader, len(loader), most_s if on_cpu else math.inf), clock)
-    return clock
+def _clocked(run: Run, iters: int, most_s: float, observer: Observer | None = None) -> Stopwatch:
+    """Train full batches; return the stopwatch, which leaves out the first of them."""
+    loader = run.loader("train", iters, most_s, odd=False)
+    clock = Stopwatch(run.device, observer)
+    run.trainer.train(loader, clock)
+    return clock.stop()
 
 
-def _warm_up(run: Run, observer: Observer | None, budget: Budget) -> float:
-    """Train warm-up batches, again until two such passes agree or ``warmup_s`` is over; return the last step, in seconds."""
-    most_s = budget.left_s * _WARM_SHARE
+def _pipelined(run: Run, step_s: float) -> Stopwatch:
+    """Train without profiler and synchronisation; only a CPU's clock can end it early."""
+    iters, most_s = run.limits(step_s, LEAST_S if run.recorder.present else 0.0)
+    return _clocked(run, iters + 1 if iters else 0,
+                    most_s if run.device.type == "cpu" else math.inf)
+
+
+def _warm_up(run: Run, observer: Observer | None = None) -> float:
+    """Train until two passes agree or ``warmup_s`` is over; return the last step, in seconds."""
+    most_s, batches = run.budget.left_s * _WARM_SHARE, max(2, run.p.warmup_iters)
     end = time.monotonic() + most_s
-    step_s = _warm_pass(run, observer, most_s)
+    step_s = _clocked(run, batches, most_s, observer).step_s
     end = min(end, time.monotonic() + run.p.warmup_s)
-    while time.monotonic() < end:
-        before, step_s = step_s, _warm_pass(run, observer, end - time.monotonic())
+    while (left_s := end - time.monotonic()) > 0:
+        before, step_s = step_s, _clocked(run, batches, left_s, observer).step_s
         if abs(step_s / before - 1) < _STEADY:
             break
     return step_s
 
 
-def _warm_pass(run: Run, observer: Observer | None, most_s: float) -> float:
-    """Train the warm-up batches once; return the mean step after the first, in seconds."""
-    batches = max(_LEAST_WARM, run.p.warmup_iters)
-    loader = Limited(run.loader("train", batches), batches, most_s)
-    clock = Stopwatch(run.device, len(loader) - 1, every=True, observer=observer)
-    run.trainer.train(loader, clock)
-    return clock.step_s
-
-
-def measure_passes(run: Run, budget: Budget) -> Outcome:
+def measure_passes(run: Run) -> Outcome:
     """Run warm-up, the unsynchronised pass, the profiled epochs, evaluation and test."""
-    p, metrics, least_s = run.p, {}, LEAST_S if run.recorder.present else 0.0
-    watch = disturbance.LoadWatch(str(run.device))
+    p, metrics, watch = run.p, {}, disturbance.LoadWatch(str(run.device))
     if not p.profile:
-        pipelined = _pipelined(run, *PassLimits(p, budget, _warm_up(run, None, budget)).next(least_s=least_s))
+        pipelined = _pipelined(run, _warm_up(run))
         return Outcome(pipelined, watch.reading(), metrics)
     with run.profiler("train") as observer:
         observer.warmup = True
-        passes = PassLimits(p, budget, _warm_up(run, observer, budget))
+        step_s = _warm_up(run, observer)
         observer.warmup = False
-        pipelined = _pipelined(run, *passes.next(least_s=least_s))
-        passes.step_s = pipelined.step_s
-        observer.pipelined_ms = passes.step_s * 1000
-        for epoch in track(range(p.epochs), "train"):
-            if epoch and budget.spent:
+        pipelined = _pipelined(run, step_s)
+        observer.pipelined_ms = pipelined.step_s * 1000
+        for observer.epoch in track(range(p.epochs), "train"):
+            if observer.epoch and run.budget.spent:
                 break
-            observer.epoch = epoch
-            metrics["train"] = {"loss": run.trainer.train(run.bounded("train", *passes.next()), observer)}
+            loader = run.loader("train", *run.limits(pipelined.step_s))
+            metrics["train"] = {"loss": run.trainer.train(loader, observer)}
     seen = watch.reading()
     for kind in track(run.kinds[1:], "evaluate"):
         with run.profiler(kind) as observer:
-            if not budget.spent:
+            if not run.budget.spent:
                 observer.warmup = True
-                warm = Limited(run.loader(kind, p.warmup_iters), max(1, p.warmup_iters), budget.left_s * _WARM_SHARE)
-                run.trainer.evaluate(warm, observer)
+                most_s = run.budget.left_s * _WARM_SHARE
+                run.trainer.evaluate(run.loader(kind, max(1, p.warmup_iters), most_s), observer)
                 observer.warmup = False
-            metrics[kind] = run.trainer.evaluate(run.bounded(kind, *passes.next(_EVAL_SHARE)), observer)
+            loader = run.loader(kind, *run.limits(pipelined.step_s))
+            metrics[kind] = run.trainer.evaluate(loader, observer)
     return Outcome(pipelined, seen, metrics)

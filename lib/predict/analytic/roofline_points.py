@@ -14,7 +14,7 @@ from lib.config.notebooks import MachineParams, RooflineParams
 from lib.errors import InputError, choices
 from lib.measure import archive, ceilings, machine
 from lib.measure.operators import isolated
-from lib.measure.training import matrix
+from lib.measure.training import matrix, throughput
 from lib.predict.analytic import nsight, roofline
 from lib.predict.analytic.roofline import Roof
 from lib.work import networks
@@ -88,7 +88,7 @@ def newest_runs(runs: pd.DataFrame, roof: Roof, software_id: str) -> tuple[pd.Da
     """
     here = runs[(runs["hardware_id"] == roof.hardware_id) & (runs["backend"] == roof.backend)]
     same, keys = here[here["software_id"] == software_id], ["workload_id", "arch", "batch_size", "precision"]
-    newest, unusable = matrix.newest(same.assign(env=matrix.environment(same)), ["env", *keys, "channels_last"])
+    newest, unusable = throughput.newest(same.assign(env=throughput.environment(same)), ["env", *keys, "channels_last"])
     counted = {"runs of other software": len(here) - len(same), "unusable runs": unusable}
     return newest.sort_values(keys), [f"{count} {reason}" for reason, count in counted.items() if count]
 
@@ -102,7 +102,7 @@ def step_work(runs: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, np.ndarray], 
     Returns rows of work for ``roofline.points``, the operators' FLOPs and bytes by label, and why runs have no row.
     """
     rows, parts, skipped = [], {}, []
-    for run in runs.assign(env=matrix.environment(runs)).itertuples(index=False):
+    for run in runs.assign(env=throughput.environment(runs)).itertuples(index=False):
         try:
             operators = _step_operators(run)
         except InputError as error:

@@ -134,7 +134,7 @@ def execute(prepared: PreparedJobs, out: Path,
             queue.submit(prepared.rows)
         elif list(map(_call, known)) != list(map(_call, prepared.rows)):
             raise InputError(f"{out / QUEUE} is the queue of other jobs; name another folder with "
-                             "--out")
+                             "--output")
         else:
             with queue.writing() as session:
                 session.execute(update(QueueJob), [

@@ -168,7 +168,7 @@ def text(record: RunRecord) -> str:
         when = facts["written_utc"][:16].replace("T", " ")
         lines.append(f"Nothing ran now: all jobs ended in an earlier run, recorded {when} UTC, by "
                      f"the policy {facts['policy']}. To run the jobs again, name another folder "
-                     "with --out.")
+                     "with --output.")
     counts = record.ends["status"].value_counts()
     lines.append(f"{counts.get('done', 0)} jobs done, {counts.get('failed', 0)} failed, in "
                  f"{record.makespan_s:,.1f} s; simulated beforehand: {record.simulated_s:,.1f} s "

@@ -45,7 +45,7 @@ def network(place: str, input_shape: str = "") -> tuple[user_code.Builder, tuple
     given = inputs.parse(input_shape, _UNSTATED)
     if not given and main not in usual:
         raise InputError(f"{name} takes {choices(takes)}: say which in a YAML file, each with its "
-                         "shape: --input inputs.yaml with lines such as input_ids: 77:int64")
+                         "shape: --input-size inputs.yaml with lines such as input_ids: 77:int64")
     sample = _given(given, usual) if given else tuple(usual.values())
     size = getattr(_text(config), "vocab_size", None)
     if isinstance(size, int) and size > 1:
