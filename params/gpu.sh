@@ -136,7 +136,7 @@ step jobs 60 "SQLAlchemy accelerate" lib run-jobs params/gpu_jobs.csv --slots "$
 step networks_energy 180 "$networks" lib measure networks --plan params/networks_gpu.yaml --device "$device" \
     --name gpu_energy --energy-s 2 --budget-s "{seconds}"
 # shellcheck disable=SC2086
-step card_tests 240 "$tests transformers accelerate torchmetrics mlflow SQLAlchemy" $pytest tests/test_archive.py \
+step card_tests 240 "$tests transformers accelerate torchmetrics mlflow SQLAlchemy" $pytest \
     tests/test_campaign.py tests/test_cuda.py tests/test_energy.py tests/test_finetune.py tests/test_gpus.py \
     tests/test_networks.py tests/test_profiler_events.py tests/test_profiles.py tests/test_steps.py
 step sweep_energy 180 "" lib run 03 --devices "$device" -p op all -p energy_s 2 -p name gpu_energy -p budget_s "{total}"
