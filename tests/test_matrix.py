@@ -197,6 +197,13 @@ def test_the_verb_measures_what_is_missing_and_records_each_call(home, monkeypat
     assert first["clocks_at_start"] == second["clocks_at_end"] == "SM: 2520 MHz\n"
 
 
+def test_a_record_that_is_no_list_is_refused_and_kept(home):
+    path = store.write_json({"mine": 1}, environment.path_of("box"))
+    with refused("environment_box.json holds no records of an environment; move it away"):
+        environment.add("box", "cpu", "2026-01-01T00:00:00Z", "", "")
+    assert store.read_json(path) == {"mine": 1}
+
+
 def test_a_cell_of_a_folder_of_images_trains_on_all_of_them_by_sgd(home, quiet, monkeypatch):
     folder = cut_training.pictures(home / "pets", {"train": 9, "val": 4})
     options = {"iters": 0, "warmup_s": 0, "budget_s": 0}

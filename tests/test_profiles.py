@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,9 +14,10 @@ from lib import paths, store
 from lib.config import definitions
 from lib.config.notebooks import ProfileParams
 from lib.measure import archive, disturbance, machine
+from lib.measure.budget import Budget
 from lib.measure.energy import meters
 from lib.measure.training import passes, profile_run, profiler, summary
-from lib.work import synthetic
+from lib.work import synthetic, training
 from lib.work.training import PHASES
 from tests import cut_training, refused, until
 from tests.conftest import home_paths
@@ -135,6 +137,18 @@ def test_wrong_switches_are_refused(home, quiet, switches, words):
     assert not list(paths.RUNS.glob("*.csv"))
 
 
+def test_a_run_that_fails_leaves_no_provenance_without_its_table(home, quiet, monkeypatch):
+    def fail(run):
+        with run.profiler("train"):
+            raise RuntimeError("no more memory")
+
+    monkeypatch.setattr(profile_run, "measure_passes", fail)
+    with pytest.raises(RuntimeError):
+        profile_run.measure(short())
+    assert sorted(path.name for path in home.rglob("run_*")) == [
+        f"{RUN}_train.csv", f"{RUN}_train.meta.json"]
+
+
 def test_an_operator_without_a_deterministic_form_is_refused_in_one_line():
     reason = "pool_cuda does not have a deterministic implementation, but you set 'torch.use"
     with refused("torch has no deterministic pool_cuda on cpu: leave deterministic out"), \
@@ -185,6 +199,40 @@ def test_cuda_profiles_add_up(home, quiet, precision):
     assert (train["cuda_mem_alloc_mb"] > 1).all()
 
 
+@pytest.mark.parametrize("device, every, waits_s", [
+    ("cpu", True, [2.0, 4.0, 6.0, 8.0]), ("cuda:0", False, [2.0, 8.0])])
+def test_the_clock_of_a_pass_ends_with_its_last_batch(clock, monkeypatch, device, every, waits_s):
+    def train(loader, observer):
+        for index in range(len(loader)):
+            clock.work(2.0)
+            observer.end(training.Batch(index, *[None] * 5))
+        clock.work(50.0)  # the loader stops its workers
+
+    waits = []
+    monkeypatch.setattr(passes, "synchronize", lambda _: waits.append(clock.spent_s))
+    run = SimpleNamespace(device=torch.device(device), loader=lambda *_, **__: range(4),
+                          trainer=SimpleNamespace(train=train))
+    watch = passes._clocked(run, 4, 1e3, every)
+    assert watch.window == (1002.0, 1008.0) and watch.step_s == 2.0
+    assert waits == waits_s, "a GPU is not waited for in between"
+
+
+@pytest.mark.parametrize("steps_s, passes_run", [
+    ([4.0, 3.0, 2.0, 2.01, 1.0], 4), ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 5), ([1.0, 1.02, 1.0], 2)])
+def test_warm_up_goes_on_until_it_is_steady_or_its_time_is_over(clock, monkeypatch, steps_s,
+                                                                passes_run):
+    left = iter(steps_s)
+
+    def clocked(*_):
+        step_s = next(left)
+        clock.work(step_s)
+        return SimpleNamespace(step_s=step_s)
+
+    monkeypatch.setattr(passes, "_clocked", clocked)
+    run = SimpleNamespace(p=short(warmup_s=11.0), budget=Budget(0))
+    assert passes._warm_up(run) == steps_s[passes_run - 1]
+
+
 def test_steps_and_runs_have_the_energy_of_a_known_power(home, quiet, monkeypatch):
     """Here the power grows by 10 W each second from 30 W, and there is no counter."""
     begin, windows_s, pipelined = time.perf_counter(), [], passes._pipelined
@@ -193,7 +241,7 @@ def test_steps_and_runs_have_the_energy_of_a_known_power(home, quiet, monkeypatc
 
     def watched(*arguments):
         result = pipelined(*arguments)
-        windows_s.append(result.window_s)
+        windows_s.append(result.window)
         return result
 
     monkeypatch.setattr(profile_run, "open_meter", lambda device: meter)

@@ -47,36 +47,33 @@ class Limited:
 class Stopwatch(Observer):
     """An observer that clocks a pass from the end of its first batch, which starts the loader.
 
-    A single batch is clocked from the creation of the stopwatch. All calls are forwarded to
-    ``observer``.
+    The ``window`` ends with batch ``last``, before the loader stops its workers. With ``every`` it
+    ends with each batch so far, for a pass that may end early. A single batch is clocked from the
+    creation of the stopwatch. All calls are forwarded to ``observer``.
     """
 
-    def __init__(self, device: torch.device, observer: Observer | None = None):
-        self._device, self._begin = device, time.perf_counter()
-        self._observer = observer or Observer()
+    def __init__(self, device: torch.device, last: int, every: bool,
+                 observer: Observer | None = None):
+        self._device, self._last, self._every = device, last, every
+        self._begin, self._observer = time.perf_counter(), observer or Observer()
         self.start, self.mark = self._observer.start, self._observer.mark
-        self.window_s, self.batches = (self._begin, self._begin), 1
+        self.window, self.batches = (self._begin, self._begin), 1
 
     def end(self, batch: Batch) -> None:
-        """End a batch for the observer; begin the window after the first one."""
+        """End a batch for the observer, then read the clock where the window begins or ends."""
         self._observer.end(batch)
-        if batch.index == 0:
-            synchronize(self._device)
-            self._first = time.perf_counter()
-        self.batches = max(1, batch.index)
-        if batch.index == 1:
-            self._begin = self._first
-
-    def stop(self) -> "Stopwatch":
-        """End the window."""
+        if batch.index not in (0, self._last) and not self._every:
+            return
         synchronize(self._device)
-        self.window_s = (self._begin, time.perf_counter())
-        return self
+        now = time.perf_counter()
+        self.window, self.batches = (self._begin, now), max(1, batch.index)
+        if batch.index == 0:
+            self._begin = now
 
     @property
     def seconds(self) -> float:
         """Return the length of the window, in seconds."""
-        return self.window_s[1] - self.window_s[0]
+        return self.window[1] - self.window[0]
 
     @property
     def step_s(self) -> float:
@@ -147,29 +144,30 @@ class Outcome:
     metrics: dict[str, dict[str, float]]
 
 
-def _clocked(run: Run, iters: int, most_s: float, observer: Observer | None = None) -> Stopwatch:
+def _clocked(run: Run, iters: int, most_s: float, every: bool,
+             observer: Observer | None = None) -> Stopwatch:
     """Train full batches; return the stopwatch, which leaves out the first of them."""
     loader = run.loader("train", iters, most_s, odd=False)
-    clock = Stopwatch(run.device, observer)
+    clock = Stopwatch(run.device, len(loader) - 1, every, observer)
     run.trainer.train(loader, clock)
-    return clock.stop()
+    return clock
 
 
 def _pipelined(run: Run, step_s: float) -> Stopwatch:
     """Train without profiler and synchronisation; only a CPU's clock can end it early."""
     iters, most_s = run.limits(step_s, LEAST_S if run.recorder.present else 0.0)
-    return _clocked(run, iters + 1 if iters else 0,
-                    most_s if run.device.type == "cpu" else math.inf)
+    on_cpu = run.device.type == "cpu"
+    return _clocked(run, iters + 1 if iters else 0, most_s if on_cpu else math.inf, every=on_cpu)
 
 
 def _warm_up(run: Run, observer: Observer | None = None) -> float:
     """Train until two passes agree or ``warmup_s`` is over; return the last step, in seconds."""
     most_s, batches = run.budget.left_s * _WARM_SHARE, max(2, run.p.warmup_iters)
     end = time.monotonic() + most_s
-    step_s = _clocked(run, batches, most_s, observer).step_s
+    step_s = _clocked(run, batches, most_s, True, observer).step_s
     end = min(end, time.monotonic() + run.p.warmup_s)
     while (left_s := end - time.monotonic()) > 0:
-        before, step_s = step_s, _clocked(run, batches, left_s, observer).step_s
+        before, step_s = step_s, _clocked(run, batches, left_s, True, observer).step_s
         if abs(step_s / before - 1) < _STEADY:
             break
     return step_s
@@ -187,9 +185,10 @@ def measure_passes(run: Run) -> Outcome:
         observer.warmup = False
         pipelined = _pipelined(run, step_s)
         observer.pipelined_ms = pipelined.step_s * 1000
-        for observer.epoch in track(range(p.epochs), "train"):
-            if observer.epoch and run.budget.spent:
+        for epoch in track(range(p.epochs), "train"):
+            if epoch and run.budget.spent:
                 break
+            observer.epoch = epoch
             loader = run.loader("train", *run.limits(pipelined.step_s))
             metrics["train"] = {"loss": run.trainer.train(loader, observer)}
     seen = watch.reading()

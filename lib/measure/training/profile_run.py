@@ -82,7 +82,7 @@ def _summary(run: Run, outcome: Outcome, rows: pd.DataFrame, started: str) -> pd
     step_ms = summary.steady(rows[rows["task_type"] == "train"])["step_time_ms"].to_numpy()
     pipelined_ms = clock.step_s * 1000 if run.device.type == "cpu" else None
     verdict, reason = summary.judge(step_ms, seen, threads, pipelined_ms)
-    energy = run.recorder.energy(*clock.window_s)
+    energy = run.recorder.energy(*clock.window)
     row = {
         **p.model_dump(), "run_id": run.run_id, "timestamp": started,
         "label": p.label or f"{workload.id}_{run.device.type}_{p.precision}",
@@ -137,10 +137,12 @@ def _open(p: ProfileParams, workload: definitions.Workload) -> datasets.Opened:
     return opened
 
 
-def _claim(run: Run, facts: store.Facts) -> dict[Path, str]:
+@contextmanager
+def _claimed(run: Run, facts: store.Facts) -> Iterator[dict[Path, str]]:
     """Name the run and write the provenance of its files, which keeps the name from others.
 
-    Returns the table of each file, that of ``runs`` last.
+    Yields the table of each file, that of ``runs`` last. If the run fails, the provenance of files
+    that it did not write goes.
     """
     workload = run.task.workload
     stem = f"run_{workload.id}_{workload.dataset}_{workload.model}_{run.device.type}"
@@ -152,7 +154,13 @@ def _claim(run: Run, facts: store.Facts) -> dict[Path, str]:
         tables[paths.RUNS / f"{run.run_id}.csv"] = "runs"
         for path, table in tables.items():
             store.write_meta(path, table, **facts, run_id=run.run_id)
-    return tables
+    try:
+        yield tables
+    except BaseException:
+        for path in tables:
+            if not path.exists():
+                path.with_suffix(".meta.json").unlink()
+        raise
 
 
 def measure(p: ProfileParams, workload: definitions.Workload | None = None) -> Profiled:
@@ -183,7 +191,7 @@ def measure(p: ProfileParams, workload: definitions.Workload | None = None) -> P
         facts = {"started_utc": store.utc_now(), "notebook": "02_profile",
                  "parameters": p.model_dump(), "load_at_start": asdict(before), "data_note": note,
                  **machine.identity()}
-        tables = _claim(run, facts)
+        tables = stack.enter_context(_claimed(run, facts))
         *profiles, line = tables
         with machine.working(device):
             outcome = measure_passes(run)
