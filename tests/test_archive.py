@@ -51,6 +51,12 @@ def test_a_replay_is_of_the_run_that_was_asked_for():
     assert profiled.replay("W1", "cpu", batch_size=64).run["batch_size"] == 64
 
 
+def test_a_refusal_names_the_folders_that_were_looked_through():
+    for reference, where in (("", paths.REFERENCE), ("box", f"{paths.REFERENCE} or {paths.IMPORTED}")):
+        with refused(f"with dreams in {where}; there are: none"):
+            archive.machine_with("dreams/*", "dreams", reference)
+
+
 def swept(name, rows, device, **changed):
     """Import a machine that swept some rows of the committed one, on this device."""
     folder, sweep = paths.IMPORTED / name, paths.IMPORTED / name / "sweeps/s"

@@ -35,5 +35,8 @@ def test_what_cannot_be_compared_is_refused(sweeps, home):
     few = sweeps(lambda rows: rows.assign(latency_ms=rows["latency_ms"].where(rows.index < 2)))
     assert "2 rows are usable in both, 3 are needed (10 have no usable partner)" in refusal("compare", "a", few)
     assert "'nothing' is no measured sweep or environment" in refusal("compare", "a", "nothing")
+    (paths.MATRIX).mkdir(parents=True)
+    (paths.MATRIX / "throughput_lab.csv").write_text("")
+    assert "'elsewhere/lab' is no measured sweep" in refusal("compare", "a", "elsewhere/lab")
     with refused("changed.parquet holds two rows of the same op and pass and dtype and device and config"):
         compare.compare("a", sweeps(lambda rows: pd.concat([rows, rows.iloc[4:5]])))

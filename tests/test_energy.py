@@ -93,6 +93,9 @@ def test_rapl_counts_packages_alone_and_follows_a_counter_that_begins_anew(tmp_p
     assert meter.counter_j() == pytest.approx(2.0 + 1.5)
     with refused("no energy counters"):
         meters.rapl(tmp_path / "nowhere")
+    (tmp_path / "intel-rapl:1/name").write_bytes(b"\xff")
+    with refused("the energy counters of the processor cannot be read: "):
+        meters.rapl(tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------ boards and recorded logs

@@ -93,8 +93,16 @@ def test_a_busy_neighbour_is_seen():
     assert seen.own_cores < 0.2
 
 
-@pytest.mark.parametrize("cores, seconds", [([2], (30, 3)), ([0, 2], (40, 4)), ([1, 9], (60, 6))])
-def test_seconds_are_counted_on_our_own_cores_and_else_on_all(monkeypatch, cores, seconds):
+@pytest.mark.parametrize("listed, cores, seconds", [
+    ("012", [2], (30, 3)), ("012", [0, 2], (40, 4)), ("012", [1, 9], (60, 6)),
+    ("023", [0, 2], (30, 3)), ("023", [1, 2], (60, 6)), ("", [0, 2], (40, 4))])
+def test_seconds_are_counted_on_our_own_cores_and_else_on_all(tmp_path, monkeypatch, listed, cores,
+                                                              seconds):
+    """Cores are told by their numbers: one that is off is not listed."""
+    if listed:
+        lines = ["cpu  9 9", *(f"cpu{number} 9 9" for number in listed), "ctxt 5", ""]
+        (tmp_path / "stat").write_text("\n".join(lines))
+    monkeypatch.setattr(disturbance, "_STAT", tmp_path / "stat")
     every = [SimpleNamespace(user=busy_s, nice=0, system=0, idle=9, steal=busy_s / 10) for busy_s in (10, 20, 30)]
     monkeypatch.setattr(psutil, "cpu_times", lambda percpu: every)
     monkeypatch.setattr(disturbance, "own_cores", lambda: cores)

@@ -166,6 +166,15 @@ def test_counted_points_are_judged_by_a_gpu_alone(tmp_path, monkeypatch):
         RooflineParams(source="replay", vendor="l4", nsight=str(file))).note
 
 
+@pytest.mark.parametrize("path", [paths.PARAMS / "collect_nsight.sh", paths.ROOT / "docs/measure.md"])
+def test_the_cells_of_the_examples_are_in_the_grid_of_a_gpu(path):
+    grid = definitions.load_matrix().grids["cuda"]
+    names = re.findall(r"\S+ --cell (\w+)/b(\d+)/(\w+)", path.read_text())
+    assert names
+    for model, batch, precision in names:
+        assert model in grid.models and int(batch) in grid.batch_sizes and precision in grid.precisions
+
+
 FAKE = """#!/usr/bin/env bash
 if [ "$1" = --query-metrics ]; then printf '%s   Counter  unit  # words\\n' {known}; exit 0; fi
 printf '%s\\n' "$@" "$LIB_OUTPUT" > {folder}/seen
@@ -183,7 +192,7 @@ def fake_profiler(folder, text, known=NEEDED):
 
 @pytest.mark.parametrize("program, known, log, code, told", [
     (["true", "7"], NEEDED, '"ID","Kernel Name"', 0, "give it to 05_roofline"),
-    (["--cell", "vgg16/b16/fp32"], NEEDED, '"ID","Kernel Name"', 0, "give it to 05_roofline"),
+    (["--cell", "vgg16/b64/fp32"], NEEDED, '"ID","Kernel Name"', 0, "give it to 05_roofline"),
     (["true"], NEEDED, "==ERROR== ERR_NVGPUCTRPERM", 1, "NVreg_RestrictProfilingToAdminUsers"),
     (["true"], NEEDED[1:], "", 2, "no metric gpu__time_duration.sum"),
 ])
@@ -199,7 +208,7 @@ def test_the_collecting_script_asks_first_and_explains(tmp_path, program, known,
         *words, home, _ = (tmp_path / "seen").read_text().split("\n")
         assert words[words.index("--metrics") + 1].split(",") == NEEDED
         if program[0] == "--cell":
-            assert words[words.index("matrix"):][1:5] == ["--device", "cuda", "--cells", "vgg16/b16/fp32"]
+            assert words[words.index("matrix"):][1:5] == ["--device", "cuda", "--cells", "vgg16/b64/fp32"]
             assert home and not os.path.exists(home), "the rows of a cell are thrown away"
         else:
             assert words[-2:] == program

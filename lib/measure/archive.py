@@ -52,8 +52,9 @@ def machine_with(pattern: str, what: str, reference: str = "", hint: str = "") -
     name = reference or next(iter(found), "")
     if name not in found:
         named = f" {reference!r}" if reference else ""
-        raise InputError(f"no reference machine{named} with {what} in {paths.REFERENCE} or "
-                         f"{paths.IMPORTED}; there are: {choices(found) or 'none'}{hint}")
+        where = f"{paths.REFERENCE} or {paths.IMPORTED}" if reference else paths.REFERENCE
+        raise InputError(f"no reference machine{named} with {what} in {where}; "
+                         f"there are: {choices(found) or 'none'}{hint}")
     return name, found[name]
 
 

@@ -51,14 +51,17 @@ def compare(a: str, b: str, threshold: float = 0.03) -> tuple[str, bool]:
              largest.to_string(index=False)]
     for name in ("hardware_id", "software_id", "threads"):
         if name in left and set(left[name]) != set(right[name]):
-            lines.append(f"{name} differs: {choices(set(left[name]))} and {choices(set(right[name]))}")
+            ours, theirs = (choices(sorted(set(table[name]))) for table in (left, right))
+            lines.append(f"{name} differs: {ours} and {theirs}")
     return "\n".join(lines), low > 1 + threshold
 
 
 def _read(name: str) -> tuple[str, pd.DataFrame]:
     """Return the kind of a measurement, and its usable rows with their time in ms in a column ``ms``."""
     path = Path(name)
-    files = [path, path / "sweep.parquet", paths.SWEEPS / name / "sweep.parquet", throughput.path_of(path.name)]
+    files = [path, path / "sweep.parquet", paths.SWEEPS / name / "sweep.parquet"]
+    if path.name == name:
+        files.append(throughput.path_of(name))
     file = next((file for file in files if file.is_file()), None)
     if file is None:
         raise InputError(f"{name!r} is no measured sweep or environment: looked for {choices(files)}")

@@ -10,9 +10,11 @@ A busy machine gives marked rows, never a failure. Three signs are recorded besi
 """
 
 import multiprocessing
+import re
 import time
 from collections.abc import Set
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -21,6 +23,8 @@ from lib.errors import InputError
 from lib.measure.gpus.card import Card, number_of
 from lib.measure.statistics import LOUD_CORES, NOISY, STABLE, crowd_verdict, worst
 from lib.measure.worker import allowed_cores, own_cores
+
+_STAT = Path("/proc/stat")
 
 
 @dataclass(frozen=True)
@@ -116,14 +120,21 @@ class Load:
         return f"others took {self.other_cores:.1f} cores and the host {self.stolen_cores:.1f}"
 
 
+def _core_numbers() -> list[int]:
+    """Return the numbers of the listed cores, those that are off left out; empty if not Linux."""
+    if not _STAT.exists():
+        return []
+    return [int(number) for number in re.findall(r"^cpu(\d+)", _STAT.read_text(), re.MULTILINE)]
+
+
 def busy_seconds() -> tuple[float, float]:
     """Return the CPU seconds of everybody on our cores, and those stolen by the host (10 ms ticks).
 
     All cores count if the system does not list one of ours, as in some containers.
     """
-    times, cores = psutil.cpu_times(percpu=True), own_cores()
-    if max(cores) < len(times):
-        times = [times[core] for core in cores]
+    every, cores = psutil.cpu_times(percpu=True), own_cores()
+    by_number = dict(zip(_core_numbers() or range(len(every)), every, strict=False))
+    times = [by_number[core] for core in cores] if by_number.keys() >= set(cores) else every
     fields = ("user", "nice", "system", "irq", "softirq")
     busy = sum(getattr(core, name, 0.0) for core in times for name in fields)
     return busy, sum(getattr(core, "steal", 0.0) for core in times)

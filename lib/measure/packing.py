@@ -1,6 +1,5 @@
 """A machine's results as one zip: packed there, unpacked here to data/imported/<machine>."""
 
-import io
 import os
 import re
 import stat
@@ -46,18 +45,26 @@ def measured_by(names: list[str]) -> str:
 def pack(target: Path | None = None) -> tuple[Path, int]:
     """Pack what was measured in data/ into a new zip; return it and the number of files.
 
-    Its default name is <machine>.zip. Raises InputError where nothing was measured, or it exists.
+    Its default name is <machine>.zip. Raises InputError where nothing was measured, or more than
+    ``unpack`` takes, and where the zip exists.
     """
     names = measured_files(paths.DATA)
     if not names:
         raise InputError(f"nothing to pack: no results in {paths.DATA}; measure something first")
     name = measured_by(names)
     target = files.check_new(target or Path(f"{name}.zip"))
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as packed:
-        for file in names:
-            packed.write(paths.DATA / file, f"{name}/{file}")
-    return files.create(target, content.getvalue()), len(names)
+    total_mb = sum((paths.DATA / file).stat().st_size for file in names) / 1e6
+    if total_mb > _MOST_MB:
+        raise InputError(f"{paths.DATA} holds {total_mb:,.0f} MB of results; {_MOST_MB:,} MB are "
+                         "packed, as no more are unpacked: move some of them away")
+    with files.writing(target), tempfile.TemporaryDirectory(
+            dir=target.absolute().parent, prefix=".") as scratch:
+        whole = Path(scratch) / target.name
+        with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as packed:
+            for file in names:
+                packed.write(paths.DATA / file, f"{name}/{file}")
+        os.replace(whole, target)
+    return target, len(names)
 
 
 def unpack(source: Path, name: str | None = None) -> Path:

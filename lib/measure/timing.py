@@ -108,8 +108,8 @@ def warm_up(call: Call, device: torch.device, seconds: float) -> float:
     return once_ms
 
 
-def sampled(sample: Callable[[], float], seconds: float, least: int, most_s: float = np.inf,
-            before: Sequence[float] = ()) -> list[float]:
+def take_samples(sample: Callable[[], float], seconds: float, least: int, most_s: float = np.inf,
+                 before: Sequence[float] = ()) -> list[float]:
     """Take samples for so long, at least ``least`` unless that takes ``most_s``, after those ``before``."""
     samples, begin = [*before], time.perf_counter()
     while not samples or time.perf_counter() < begin + (seconds if len(samples) >= least else most_s):
@@ -131,5 +131,5 @@ def measure(call: Call, device: torch.device, budget_s: float = 0.3, sample_ms: 
     if left_s <= 0:
         return Timing(np.array([once_ms]))
     repeat = repeated(call, once_ms, device, sample_ms, graph=graph)
-    samples = sampled(lambda: repeat.ms(device), 0.8 * budget_s, least, left_s)
+    samples = take_samples(lambda: repeat.ms(device), 0.8 * budget_s, least, left_s)
     return Timing(np.array(samples), repeat.calls, repeat.graphed)

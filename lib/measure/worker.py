@@ -133,7 +133,11 @@ class Service:
             self.pipe.send(request)
 
     def ready(self, timeout_s: float | None = None) -> Any:
-        """Return what the worker is ready with, or its next response.
+        """Return what the worker is ready with, see ``receive``."""
+        return self.receive(timeout_s)
+
+    def receive(self, timeout_s: float | None = None) -> Any:
+        """Return what the worker sends next.
 
         Raises what stopped it, or WorkerLostError if it died or is silent for ``timeout_s``; then the
         worker is shut down.
@@ -152,9 +156,9 @@ class Service:
         return result
 
     def ask(self, request: Any, timeout_s: float | None = None) -> Any:
-        """Return the response to a request, see ``ready``."""
+        """Return the response to a request, see ``receive``."""
         self.send(request)
-        return self.ready(timeout_s)
+        return self.receive(timeout_s)
 
     def terminate(self) -> None:
         """Send the process SIGTERM, which its service may handle; nothing if it has ended."""
@@ -178,6 +182,6 @@ def call(function: Callable[..., Any], *arguments: Any, timeout_s: float | None 
     """
     service = Service(_one_call, function, arguments, **start)
     try:
-        return service.ready(timeout_s)
+        return service.receive(timeout_s)
     finally:
         service.shut_down()

@@ -69,18 +69,18 @@ def nvml(index: int) -> Meter:
 def rapl(folder: Path) -> Meter:
     """Return the meter of the processor packages by the powercap counters (readable by root)."""
     zones = []
-    for zone in sorted(folder.glob("intel-rapl:[0-9]*")):
-        name = zone / "name"
-        is_package = name.is_file() and name.read_text().startswith("package-")
-        if is_package and zone.name.count(":") == 1:  # psys counts the packages again
-            zones.append(zone)
-    if not zones:
-        raise InputError(f"no energy counters of the processor in {folder}")
 
     def numbers(name: str) -> np.ndarray:
         return np.array([float((zone / name).read_text()) for zone in zones])
 
     with refused("the energy counters of the processor cannot be read: "):
+        for zone in sorted(folder.glob("intel-rapl:[0-9]*")):
+            name = zone / "name"
+            is_package = name.is_file() and name.read_text().startswith("package-")
+            if is_package and zone.name.count(":") == 1:  # psys counts the packages again
+                zones.append(zone)
+        if not zones:
+            raise InputError(f"no energy counters of the processor in {folder}")
         ranges, last_uj, total_j = numbers("max_energy_range_uj"), numbers("energy_uj"), 0.0
 
     def counter_j() -> float:

@@ -1,1 +1,1 @@
-"""GPUs, beside what torch says of them: ``card`` (NVML), ``watch`` (what happened on one beside a measurement)."""
+"""GPUs, beside what torch says of them: ``card`` (NVML)."""

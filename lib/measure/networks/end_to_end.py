@@ -159,7 +159,7 @@ def _side_by_side(config: RunConfig, device: torch.device, options: MeasureOptio
         before_ms = kernel.wait()
         for worker in workers:
             worker.send(options.case_s)
-        parts = [worker.ready() for worker in workers]
+        parts = [worker.receive() for worker in workers]
     except WorkerLostError as error:
         raise InputError(f"an instance of {config.label}: {error}") from error
     finally:

@@ -16,7 +16,7 @@ from lib.measure.energy.meters import open_meter
 from lib.measure.energy.trace import Energy
 from lib.measure.operators.cold_memory import ColdCalls, Rings
 from lib.measure.reference_kernel import ReferenceKernel
-from lib.measure.timing import Call, Repeat, host_ms, repeated, sampled, synchronize, time_calls, warm_up
+from lib.measure.timing import Call, Repeat, host_ms, repeated, synchronize, take_samples, time_calls, warm_up
 from lib.measure.worker import WorkerLostError
 from lib.work.dtypes import torch_name
 from lib.work.graph import families, rebuild
@@ -158,8 +158,8 @@ class Bench:
         """Time calls back to back; return times, calls of each, and a note."""
         repeat, once_ms = self._back_to_back(call)
         before = [once_ms] if once_ms > _WARM_MS else []
-        samples = sampled(lambda: repeat.ms(self.device), self.visit_ms / 1e3, _LEAST_WARM,
-                          before=before)
+        samples = take_samples(lambda: repeat.ms(self.device), self.visit_ms / 1e3, _LEAST_WARM,
+                               before=before)
         launched = self.device.type == "cuda" and not repeat.graphed
         return samples, repeat.calls, LAUNCHED if launched else ""
 
@@ -177,7 +177,7 @@ class Bench:
         one()
         if flush and not host and self.device.type == "cuda":
             flush = self._lasting(call)
-        return sampled(one, self.visit_ms / 1e3, _LEAST)
+        return take_samples(one, self.visit_ms / 1e3, _LEAST)
 
     def _lasting(self, call: Call) -> Call:
         """Return flushes that keep a GPU at work for twice as long as queueing ``call`` takes."""

@@ -186,7 +186,7 @@ class ProcessWorkers:
     def _hear(self, number: int) -> None:
         process = self._processes[number]
         try:
-            message = process.service.ready()
+            message = process.service.receive()
         except Exception as error:  # it died, or its warm-up raised something
             if process.attempt:
                 status, reason = "failed" if process.ready else "lost", str(error) or one_line(error)
