@@ -4,9 +4,12 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -20,6 +23,7 @@ from lib.measure import disturbance, machine
 from lib.measure.disturbance import GpuUse, GpuWatch
 from lib.measure.gpus.card import Card
 from lib.measure.operators import aggregate, device_sweep, sweep, visitor
+from lib.work.graph import spaces
 from tests import fake_gpus, nightly, refused
 from tests.visitors import InProcess, Visitor, draw_small, identified, visited
 
@@ -212,6 +216,56 @@ def test_what_befalls_a_card_takes_no_table_from_the_other(sure, monkeypatch):
     assert store.read_json(folder / "sweep.meta.json")["failures"] == {"cuda:1": "RuntimeError: no words for this"}
 
 
+def test_the_same_call_again_measures_the_share_of_a_card_that_is_back(sure, monkeypatch):
+    class Away(Sure):
+        def ready(self):
+            if self.device == "cuda:1":
+                raise InputError("cuda:1 is held")
+            return super().ready()
+
+    sure(2)
+    asked = SweepParams(**{**QUICK, **WALK, "device": "cuda:0,cuda:1"})
+    with monkeypatch.context() as patch:
+        patch.setattr(device_sweep, "Visitor", Away)
+        folder = sweep.measure_sweep(asked)
+    before = len(Sure.at_work)
+    assert sweep.measure_sweep(asked) == folder and set(Sure.at_work[before:]) == {"cuda:1"}
+    result = aggregate.read(folder)
+    assert result.table["config"].nunique() == 6 and "FAILED" not in result.note
+    assert sweep.measure_sweep(asked).name == f"{folder.name}-v2", "a finished one is left as it is"
+
+
+def test_two_calls_of_one_name_measure_two_devices_side_by_side(sure, monkeypatch):
+    class Meeting(Sure):
+        def ready(self):
+            both.wait(10)
+            return super().ready()
+
+    sure(1)
+    both = threading.Barrier(2)
+    monkeypatch.setattr(device_sweep, "Visitor", Meeting)
+    with ThreadPoolExecutor(2) as pool:
+        folder, _ = list(pool.map(walked, ("cpu", "cuda:0")))[0]
+    assert aggregate.read(folder).table["device"].value_counts().to_dict() == {"cpu": 6, "cuda:0": 6}
+
+
+def test_a_card_without_a_share_of_a_small_grid_has_not_failed(sure):
+    sure(2)
+    folder, table = walked("all", name="one", shard="5/8")
+    assert store.read_json(folder / "sweep.meta.json")["failures"] == {}
+    assert set(table["device"]) == {"cpu", "cuda:0"}
+    with refused("no point to measure: shard 12/13 of the grid pools is empty"):
+        walked("cpu", name="none", shard="12/13")
+
+
+def test_a_grid_that_is_not_walked_to_its_end_says_so(sure, monkeypatch):
+    sure(0)
+    monkeypatch.setattr(spaces, "_MOST_ORDERED", 5)
+    with refused("shard 0/1 has 12 points, of which 5 at most are walked; take one of 3 or more"):
+        walked("cpu", count=100)
+    assert len(aggregate.read(paths.SWEEPS / "mine").table) <= 5, "what was measured is kept"
+
+
 @pytest.mark.parametrize("error, told", [
     (RuntimeError("CUDA error: unspecified launch failure\nCompile with ..."),
      "^cuda:0 broke; what was measured until then is kept: RuntimeError: CUDA e"),
@@ -227,7 +281,7 @@ def parted(of, **more):
     return [walked("cpu", name=f"part-{number}", shard=f"{number}/{of}", **more)[0] for number in range(of)]
 
 
-def test_merged_shards_are_exactly_the_rows_of_the_shards(sure):
+def test_merged_shards_are_exactly_the_rows_of_the_shards(sure, monkeypatch):
     sure(0)
     _, whole = walked("cpu")
     parts = parted(3)
@@ -235,8 +289,14 @@ def test_merged_shards_are_exactly_the_rows_of_the_shards(sure):
     alone = [aggregate.read(part) for part in parts]
     pd.testing.assert_frame_equal(merged.table, pd.concat([part.table for part in alone], ignore_index=True))
     assert sorted(merged.table["config"]) == sorted(whole["config"])
-    with refused("together exists already"):
-        sweep.merge(parts, "together")
+    assert sweep.merge(parts, "together") == merged.folder, "the same cell again reads it"
+    with refused("part-0 exists already; give another name .-p name"):
+        sweep.merge(parts, "part-0")
+    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
+        patch.setattr(store, "write_json", Mock(side_effect=KeyboardInterrupt))
+        sweep.merge(parts, "cut")
+    assert not (paths.SWEEPS / "cut").exists(), "it is there as a whole or not at all"
+    sweep.merge(parts, "cut")
     with refused("merge = 'none-\\*' is no folder of a shard, and no pattern"):
         sweep.sweep(SweepParams(merge="none-*"))
 

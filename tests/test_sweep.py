@@ -2,6 +2,9 @@
 
 import dataclasses
 import itertools
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pandas as pd
@@ -74,6 +77,27 @@ def test_a_sweep_of_a_name_goes_on_and_one_without_starts_anew(pretended):
     with refused("holds another sweep, with count = 6"):
         measure(name="mine", count=7)
     assert measure().name + "-v2" == measure().name
+
+
+def test_the_same_sweep_at_once_waits_and_finds_all_rows(pretended, monkeypatch):
+    class Slow(Visitor):
+        def visit(self, config, ops):
+            begun.set()
+            assert go_on.wait(30)
+            return super().visit(config, ops)
+
+    begun, go_on = threading.Event(), threading.Event()
+    monkeypatch.setattr(device_sweep, "Visitor", Slow)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(measure)
+        assert begun.wait(30)
+        second = pool.submit(measure)
+        time.sleep(0.3)
+        assert not second.done()
+        go_on.set()
+    assert first.result() == second.result()
+    seen = store.read(first.result() / "cpu/repeats.csv", "repeats")
+    assert len(seen) == 18 and not seen.duplicated(["config", "round"]).any()
 
 
 def test_cut_short_in_a_line_it_ends_with_every_row_once(pretended):

@@ -36,6 +36,11 @@ class StoppedError(Exception):
     """The sweep was asked to stop."""
 
 
+def device_folder(folder: Path, device: str) -> Path:
+    """Return the folder of a device's raw files in that of its sweep."""
+    return folder / device.replace(":", "-")
+
+
 class DeviceSweep:
     """One device's part of a sweep, resumed from its raw files (a CSV for each of _TABLES).
 
@@ -56,8 +61,9 @@ class DeviceSweep:
             chosen: configurations to measure in place of drawn ones
         """
         self.device, self._p, self._stop = device, p, stop
-        self.folder, self._files = folder / device.replace(":", "-"), {}
+        self.folder, self._files = device_folder(folder, device), {}
         self._points = points.drawn(p, device, part, chosen)
+        self._cut = points.cut(p, part, chosen)
         self._families = points.families(p, chosen)
         self.failure, self.error, self.identity = "", None, {}
         self.invalid, self._refused = 0, ""  # points, and why the last one is not measured
@@ -152,13 +158,16 @@ class DeviceSweep:
             except machine.DeviceLostError as error:
                 raise InputError(f"{self.device} was lost after {len(self.visits)} visits, "
                                  f"which are kept: {error}") from None
+            if not (self.configs or self.invalid or self.skipped):
+                return  # its share of a small grid is empty
             if not self.configs:
                 raise InputError(f"{self.device}: no valid point to measure ({self.invalid} "
                                  f"invalid, {len(self.skipped)} skipped); the last: {self._refused}")
             if not self._promising:
                 (reason, times), = Counter(self.failed.values()).most_common(1)
                 raise InputError(f"{self.device}: each of {len(self.failed)} configurations "
-                                 f"failed, {times} of them with: {reason}")
+                                 f"failed, {times} of them with: {reason}; to measure them "
+                                 "again, give this sweep another name")
 
     def _rounds(self) -> None:
         p, budget_s = self._p, self._p.budget_s
@@ -223,6 +232,7 @@ class DeviceSweep:
                 self._enter(config, ops, self._refused)
             if too_large >= _MOST_TOO_LARGE and not self._p.grid:
                 return
+        self.failure = self._cut
 
     def _is_first_round_over(self) -> bool:
         p = self._p

@@ -41,6 +41,13 @@ def drawn(p: SweepParams, device: str, part: Part,
             yield replace(point[0], **timing), point[1]
 
 
+def cut(p: SweepParams, part: Part, chosen: Sequence[Config] = ()) -> str:
+    """Return why the walk over a part of a grid ends before the grid does; empty if it does not."""
+    if chosen or not p.grid:
+        return ""
+    return spaces.too_large(spaces.load_sweeps().grids[p.grid], part)
+
+
 def _untimed(p: SweepParams, device: str, part: Part,
              chosen: Sequence[Config]) -> Iterator[Point | str]:
     sweeps = spaces.load_sweeps()

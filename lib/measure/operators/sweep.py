@@ -1,6 +1,7 @@
 """Resumable sweeps with a budget: one worker process per device, side by side; merged shards."""
 
 import glob
+import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -8,13 +9,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from lib import locks, paths, store
+from lib import files, locks, paths, store
 from lib.config import base
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError, choices, entry
 from lib.measure import machine
 from lib.measure.operators import aggregate
-from lib.measure.operators.device_sweep import DeviceSweep
+from lib.measure.operators.device_sweep import DeviceSweep, device_folder
 from lib.progress import track
 from lib.work import dtypes
 from lib.work.graph import families, spaces
@@ -41,8 +42,16 @@ def _check(p: SweepParams) -> None:
         raise InputError(f"grid {p.grid}: {reason}")
 
 
+def _is_finished(folder: Path) -> bool:
+    """Return whether a sweep has a table, and no device failed in it."""
+    meta = folder / "sweep.meta.json"
+    if not (meta.exists() and (folder / "sweep.parquet").exists()):
+        return False
+    return not base.mapping(store.read_json(meta), meta).get("failures")
+
+
 def _folder(p: SweepParams) -> Path:
-    """Return the folder of this sweep: an interrupted one is resumed, a finished one left as it is.
+    """Return the folder of this sweep: an unfinished one is resumed, a finished one left as it is.
 
     Raises InputError when a folder of the given name holds another sweep.
     """
@@ -51,7 +60,7 @@ def _folder(p: SweepParams) -> Path:
     stem = p.name or f"{families_named}_{p.latency_type}_{p.cache}_{store.digest(identity)}"
     with locks.writer(paths.SWEEPS / stem, locks.PATIENCE_S):  # of sweeps that start at once
         folder = paths.SWEEPS / (p.name or store.fresh_name(
-            stem, lambda name: (paths.SWEEPS / name / "sweep.parquet").exists()))
+            stem, lambda name: _is_finished(paths.SWEEPS / name)))
         plan = folder / "plan.json"
         if not plan.exists():
             if folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
@@ -71,7 +80,7 @@ def measure_sweep(p: SweepParams, chosen: Sequence[spaces.Config] = ()) -> Path:
 
     The CPU is measured first and alone, then all GPUs at once, each in its own process; GPUs of one
     model each measure a share of the points. The same parameters again resume a sweep that was
-    stopped, or wait for one that is being measured.
+    stopped or of which a device failed, or wait for one that is being measured.
 
     Args:
         p: the parameters of ``03_sweep``
@@ -81,7 +90,7 @@ def measure_sweep(p: SweepParams, chosen: Sequence[spaces.Config] = ()) -> Path:
     """
     _check(p)
     devices, folder = machine.several(p.device), _folder(p)
-    with locks.writer(folder / "sweep.parquet", locks.PATIENCE_S):
+    with locks.writers((device_folder(folder, name) for name in devices), locks.PATIENCE_S):
         started_utc, ended = store.utc_now(), []
         for together in ([name for name in devices if name == "cpu"],
                          [name for name in devices if name != "cpu"]):
@@ -89,17 +98,25 @@ def measure_sweep(p: SweepParams, chosen: Sequence[spaces.Config] = ()) -> Path:
         failures = {sweep.device: sweep.failure for sweep in ended if sweep.failure}
         measured = {sweep.device: sweep.identity for sweep in ended if sweep.identity and sweep.configs}
         if measured:
-            meta = folder / "sweep.meta.json"
-            earlier = store.read_json(meta)["devices"] if meta.exists() else {}
-            aggregate.derive(folder, {
-                "started_utc": started_utc, "notebook": "03_sweep", "parameters": p.model_dump(),
-                "devices": earlier | measured, "failures": failures})
+            _derive(p, folder, started_utc, measured, failures)
     for sweep in ended:
         if sweep.error:
             raise sweep.error
-    if len(failures) == len(devices):
-        raise InputError("; ".join(failures.values()))
+    if len(failures) == len(devices) or not measured:
+        empty = f"no point to measure: shard {p.shard} of the grid {p.grid} is empty"
+        raise InputError("; ".join(failures.values()) or empty)
     return folder
+
+
+def _derive(p: SweepParams, folder: Path, started_utc: str, measured: dict[str, store.Facts],
+            failures: dict[str, str]) -> None:
+    """Derive the table, also of the devices that other calls measured in this folder."""
+    with locks.writer(folder / "sweep.parquet", locks.PATIENCE_S):
+        meta = folder / "sweep.meta.json"
+        earlier = store.read_json(meta)["devices"] if meta.exists() else {}
+        aggregate.derive(folder, {
+            "started_utc": started_utc, "notebook": "03_sweep", "parameters": p.model_dump(),
+            "devices": earlier | measured, "failures": failures})
 
 
 def _side_by_side(p: SweepParams, folder: Path, devices: list[str],
@@ -143,7 +160,8 @@ def _run(sweeps: list[DeviceSweep], p: SweepParams, stop: threading.Event) -> No
 def merge(folders: Sequence[Path], name: str) -> Path:
     """Join the tables of all shards of a sweep in ``data/sweeps/<name>``; return that folder.
 
-    Raises InputError for shards that are missing, doubled or unfinished, or of different sweeps.
+    What was merged there from the same shards is left as it is. Raises InputError for shards that
+    are missing, doubled or unfinished, or of different sweeps, and for a folder of something else.
     """
     for folder in folders:
         if not (folder / "sweep.parquet").is_file():
@@ -164,17 +182,30 @@ def merge(folders: Sequence[Path], name: str) -> Path:
     for column in ("hardware_id", "software_id"):
         if len(found := set(table[column])) > 1:
             raise InputError(f"not merged, for their {column} differs: {choices(sorted(found))}")
-    target = paths.SWEEPS / name
-    if target.exists():
-        raise InputError(f"{target} exists already; give another name")
     failures = {f"{device} of {folder}": reason for folder, fact in zip(folders, facts, strict=True)
                 for device, reason in fact["failures"].items()}
     devices = {device: identity for fact in facts for device, identity in fact["devices"].items()}
-    aggregate.write(table, target, {
-        "started_utc": min(fact["started_utc"] for fact in facts), "notebook": "03_sweep",
-        "parameters": facts[0]["parameters"], "failures": failures, "devices": devices})
-    store.write_json({**plans[0], "shard": "all"}, target / "plan.json")
+    merged = {"started_utc": min(fact["started_utc"] for fact in facts), "notebook": "03_sweep",
+              "parameters": facts[0]["parameters"], "failures": failures, "devices": devices}
+    target, plan = paths.SWEEPS / name, {**plans[0], "shard": "all"}
+    if target.exists():
+        if _holds(target / "plan.json", plan) and _holds(target / "sweep.meta.json", merged):
+            return target
+        raise InputError(f"{target} exists already; give another name (-p name)")
+    unfinished = target.with_name(f".{target.name}")
+    aggregate.write(table, unfinished, merged)
+    store.write_json(plan, unfinished / "plan.json")
+    with files.writing(target):
+        os.replace(unfinished, target)
     return target
+
+
+def _holds(path: Path, facts: store.Facts) -> bool:
+    """Return whether a JSON file is there and has all of these facts."""
+    if not path.exists():
+        return False
+    found = base.mapping(store.read_json(path), path)
+    return all(found.get(name) == value for name, value in facts.items())
 
 
 def sweep(p: SweepParams) -> aggregate.Sweep:
