@@ -146,9 +146,14 @@ def _with_energies(frame: pd.DataFrame, path: Path, broken: pd.Series) -> pd.Dat
     return frame.assign(energy_reason=frame["energy_reason"].where(looped, without))
 
 
+def device_folder(folder: Path, device: str) -> Path:
+    """Return the folder of a device's raw files in that of its sweep."""
+    return folder / device.replace(":", "-")
+
+
 def derive(folder: Path, facts: store.Facts) -> pd.DataFrame:
     """Derive the table of a sweep (all devices) from its raw files, and write it."""
-    tables = [_device_table(folder / device.replace(":", "-"), device, identity)
+    tables = [_device_table(device_folder(folder, device), device, identity)
               for device, identity in facts["devices"].items()]
     return write(pd.concat([part for part in tables if len(part)] or tables, ignore_index=True),
                  folder, facts)

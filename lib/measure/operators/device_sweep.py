@@ -36,11 +36,6 @@ class StoppedError(Exception):
     """The sweep was asked to stop."""
 
 
-def device_folder(folder: Path, device: str) -> Path:
-    """Return the folder of a device's raw files in that of its sweep."""
-    return folder / device.replace(":", "-")
-
-
 class DeviceSweep:
     """One device's part of a sweep, resumed from its raw files (a CSV for each of _TABLES).
 
@@ -61,7 +56,7 @@ class DeviceSweep:
             chosen: configurations to measure in place of drawn ones
         """
         self.device, self._p, self._stop = device, p, stop
-        self.folder, self._files = device_folder(folder, device), {}
+        self.folder, self._files = aggregate.device_folder(folder, device), {}
         self._points = points.drawn(p, device, part, chosen)
         self._cut = points.cut(p, part, chosen)
         self._families = points.families(p, chosen)

@@ -15,7 +15,7 @@ from lib.config.notebooks import SweepParams
 from lib.errors import InputError, choices, entry
 from lib.measure import machine
 from lib.measure.operators import aggregate
-from lib.measure.operators.device_sweep import DeviceSweep, device_folder
+from lib.measure.operators.device_sweep import DeviceSweep
 from lib.progress import track
 from lib.work import dtypes
 from lib.work.graph import families, spaces
@@ -90,7 +90,8 @@ def measure_sweep(p: SweepParams, chosen: Sequence[spaces.Config] = ()) -> Path:
     """
     _check(p)
     devices, folder = machine.several(p.device), _folder(p)
-    with locks.writers((device_folder(folder, name) for name in devices), locks.PATIENCE_S):
+    with locks.writers((aggregate.device_folder(folder, name) for name in devices),
+                       locks.PATIENCE_S):
         started_utc, ended = store.utc_now(), []
         for together in ([name for name in devices if name == "cpu"],
                          [name for name in devices if name != "cpu"]):
