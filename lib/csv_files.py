@@ -12,8 +12,8 @@ _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
 def bytes_of(path: Path) -> bytes:
-    """Return a file's content; InputError for what is no file or is missing, OSError."""
-    if not path.is_file():  # a device such as /dev/zero may have no end
+    """Return the content of a file or pipe; InputError for what is none or is missing, OSError."""
+    if not (path.is_file() or path.is_fifo()):  # a device such as /dev/zero may have no end
         raise InputError(f"{path} is {'no file' if path.exists() else 'missing'}")
     return path.read_bytes()
 

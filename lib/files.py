@@ -72,12 +72,28 @@ def check_new(path: Path) -> Path:
 
 
 def create(path: Path, content: bytes, mode: int = MODE) -> Path:
-    """Write a new file, complete or not at all; InputError if it exists."""
-    return replace(check_new(path), content, mode)
+    """Write a new file, complete or not at all; InputError if it exists, also since a moment ago."""
+    return _written(check_new(path), content, mode, _link)
 
 
 def replace(path: Path, content: bytes, mode: int = MODE) -> Path:
     """Write a file in one step: readers see the old content or the new, never a part of it."""
+    return _written(path, content, mode, os.replace)
+
+
+def _link(temporary: str, path: Path) -> None:
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        check_new(path)
+        raise
+    except OSError:  # a file system without links
+        os.replace(temporary, path)
+    else:
+        os.unlink(temporary)
+
+
+def _written(path: Path, content: bytes, mode: int, move: Callable[[str, Path], None]) -> Path:
     folder(path.parent)
     with writing(path):
         if path.exists() and not path.is_file():
@@ -87,7 +103,7 @@ def replace(path: Path, content: bytes, mode: int = MODE) -> Path:
             with open(handle, "wb") as file:
                 file.write(content)
             os.chmod(temporary, mode)
-            os.replace(temporary, path)
+            move(temporary, path)
         except BaseException:
             os.unlink(temporary)
             raise

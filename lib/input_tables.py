@@ -29,11 +29,13 @@ def read(path: Path, columns: Mapping[str, Column], others: bool = False):
     cells = cells.reindex(columns=list(columns), fill_value="")
     cells = cells.apply(lambda texts: texts.str.strip())
     key = cells.columns[0]
-    for wrong, words in ((cells[key].isin(_NO_IDS), "stands for an empty cell"),
-                         (cells[key].duplicated() & (cells[key] != ""), "is there twice")):
+    found = [(key, cells[key].duplicated() & (cells[key] != ""), "is there twice")]
+    for name in (name for name in needed if columns[name].kind == "str"):
+        found.append((name, cells[name].isin(_NO_IDS), "stands for an empty cell"))
+    for name, wrong, words in found:
         if wrong.any():
             row = wrong.idxmax()
-            raise InputError(f"{path}: {key} {cells[key][row]!r} in row {row + 1} {words}")
+            raise InputError(f"{path}: {name} {cells[name][row]!r} in row {row + 1} {words}")
     defaults = pd.Series({name: column.default for name, column in columns.items()}, dtype=object)
     filled = cells.astype(object).where(cells != "", defaults.fillna(float("nan")), axis=1)
     return checked(filled, columns, str(path), key, _MOST)

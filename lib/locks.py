@@ -11,6 +11,7 @@ from lib import files
 from lib.errors import InputError
 
 MASK = "CUDA_VISIBLE_DEVICES"
+_SHARED = ("/run/lock", "/dev/shm", "/tmp")
 PATIENCE_S = 600.0  # how long a measurement waits until another one ends
 
 
@@ -21,12 +22,14 @@ class HeldError(InputError):
 def host_folder() -> Path:
     """Return the folder of the locks of this host's devices, which every user can open.
 
-    It is the same for every user, job and TMPDIR; the variable ``LIB_LOCKS`` names another one.
+    It is the same for every user, job and TMPDIR; the variable ``LIB_LOCKS`` names another one,
+    whose mode stays as it is.
     """
-    places = [place for place in ("/run/lock", "/dev/shm", "/tmp") if os.path.isdir(place)
+    if named := os.environ.get("LIB_LOCKS"):
+        return files.folder(Path(named))
+    places = [place for place in _SHARED if os.path.isdir(place)
               and os.stat(place).st_mode & 0o002 and os.access(place, os.W_OK)]
-    place = places[0] if places else tempfile.gettempdir()
-    folder = files.folder(Path(os.environ.get("LIB_LOCKS") or f"{place}/measured-devices"))
+    folder = files.folder(Path(places[0] if places else tempfile.gettempdir(), "measured-devices"))
     with suppress(PermissionError):  # another user's
         folder.chmod(0o777)
     return folder

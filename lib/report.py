@@ -104,7 +104,8 @@ def _jobs(section: definitions.Section, full: bool, workloads: list[str], device
         if "workload" in model.model_fields:
             definitions.workload(checked.workload)
         parts = [section.notebook, *workload.values(), *device.values()]
-        yield Job(section.notebook, "_".join(parts).replace(":", "-"), values)
+        stem = re.sub(r"[^A-Za-z0-9._-]", "-", "_".join(parts))[:100]
+        yield Job(section.notebook, stem, values)
 
 
 # ---------------------------------------------------------------------------------------- running

@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -117,9 +117,9 @@ def write(frame, path: Path, table: str, derived: bool = False) -> Path:
     An existing file raises InputError, unless it is ``derived`` from raw files and so replaced.
     """
     content = encoded(validate(frame, table, str(path)), path.suffix)
-    if not derived:
-        files.check_new(files.folder(path.parent) / path.name)
-    return files.replace(path, content)
+    if derived:
+        return files.replace(path, content)
+    return files.create(files.folder(path.parent) / path.name, content)
 
 
 def encoded(frame, suffix: str) -> bytes:
@@ -234,14 +234,18 @@ def digest(value: Any) -> str:
 
 @cache
 def git_state() -> Facts:
-    """Return this checkout's commit and whether it has uncommitted changes; None without git."""
-    git = partial(subprocess.check_output, cwd=paths.ROOT, text=True, timeout=10,
-                  stderr=subprocess.DEVNULL)
+    """Return this checkout's commit and whether it has uncommitted changes; None if not known."""
+    commit, changes = _git("rev-parse", "HEAD"), _git("status", "--porcelain")
+    return {"commit": commit, "dirty": None if changes is None else bool(changes)}
+
+
+def _git(*words: str) -> str | None:
+    """Return what git says; None without git, and where it fails or takes over 10 s."""
     try:
-        commit = git(["git", "rev-parse", "HEAD"]).strip()
-        return {"commit": commit, "dirty": bool(git(["git", "status", "--porcelain"]))}
+        return subprocess.check_output(["git", *words], cwd=paths.ROOT, text=True, timeout=10,
+                                       stderr=subprocess.DEVNULL).strip()
     except (OSError, subprocess.SubprocessError):
-        return {"commit": None, "dirty": None}
+        return None
 
 
 def utc_now() -> str:

@@ -2,8 +2,9 @@
 # Count FLOPs, bytes and time of a program's GPU kernels with Nsight Compute, for 05_roofline (-p nsight FILE).
 #   params/collect_nsight.sh OUT.csv [program and arguments]
 #   params/collect_nsight.sh OUT.csv --cell resnet50/b64/fp32
-# --cell: a few batches of one cell of params/matrix.yaml, whose rows are thrown away. Without a program: a short run of W5. Which counters is in params/nsight_metrics.yaml. NCU_OPTIONS adds options, such
-# as "--launch-skip 500 --launch-count 200": every kernel is run several times, so profile few of them.
+# --cell: a few batches of one cell of params/matrix.yaml, whose rows are thrown away. Without a program: a short run of W5.
+# Which counters is in params/nsight_metrics.yaml. NCU_OPTIONS adds options, such as "--launch-skip 500 --launch-count 200":
+# every kernel is run several times, so profile few of them.
 # LC_ALL=C: ncu writes numbers as the locale does, and the import reads English ones (1,234.5).
 # Kernels keep the caches and the clocks that they would have without the profiler.
 set -euo pipefail

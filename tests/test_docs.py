@@ -8,8 +8,10 @@ import pytest
 
 from lib import paths, store
 from lib.config import definitions, notebooks
+from lib.predict import held_out
 from lib.predict.cards import card_errors
 from lib.predict.evaluation import gpu_kernels, runtime_choices
+from lib.predict.networks import runtimes
 from lib.predict.trust import errors, scoreboard
 from tests import output_of
 
@@ -112,6 +114,26 @@ def test_research_has_the_gains_of_runtimes_and_what_choices_cost():
         assert cells == [text for machine in _RUNTIMES.values() for text in (
             (f"{rows_of.best_named_pct[machine]:.0f}", f"{rows_of.regret_pct[machine]:.1f}") if machine in rows_of.index
             else ("", ""))]
+
+
+def test_research_has_the_errors_of_runtimes_on_measured_cpus_and_on_those_left_out():
+    shown, left_out = rows(ERRORS, "Runtimes on a CPU"), held_out.load(runtimes.OUTSIDERS)
+    for words, *cells in (row for row in shown if row[0] in _RUNTIMES and row[1].isdigit()):
+        table = held_out.load(runtimes.FOLDER / f"cpu-{_RUNTIMES[words]}.json").query("usable")
+        exact = table[table["condition"].str.contains("fp32")]
+        error, of_exact = ((part["predicted"] / part["measured"] - 1).abs() * 100 for part in (table, exact))
+        inside = table["measured"].between(table["low"], table["high"]).mean() * 100
+        assert cells == [str(len(table)), f"{error.mean():.1f}", f"{error.median():.1f}", f"{inside:.0f}",
+                         f"{of_exact.mean():.1f}", f"{of_exact.median():.1f}"]
+    lines = [row for row in shown if row[1].endswith("in fp32") or row[1].startswith(("ONNX", "torch"))]
+    assert len(lines) == left_out["device"].nunique()
+    for words, _, *cells in lines:
+        table = left_out[left_out["device"].str.contains(_RUNTIMES.get(words, words.partition(" of ")[0]), regex=False)]
+        table = table[table["source"] == held_out.PROJECT] if words in _RUNTIMES else table[table["source"] != held_out.PROJECT]
+        error, faster = (table["predicted"] / table["measured"] - 1).abs() * 100, table["measured"] < 1
+        inside, sign = table["measured"].between(table["low"], table["high"]), (table["predicted"] < 1) == faster
+        assert cells == [str(len(table)), f"{error.mean():.0f}", f"{error.median():.0f}", f"{inside.mean() * 100:.0f}",
+                         f"{sign.mean() * 100:.0f} / {max(faster.mean(), 1 - faster.mean()) * 100:.0f}"], words
 
 
 def test_the_page_of_errors_has_the_table_that_the_command_prints(table):

@@ -213,7 +213,7 @@ def test_what_befalls_a_card_takes_no_table_from_the_other(sure, monkeypatch):
     folder = paths.SWEEPS / "mine"
     table = aggregate.read(folder).table
     assert len(table) == 3 and set(table["device"]) == {"cuda:0"}, "its share"
-    assert store.read_json(folder / "sweep.meta.json")["failures"] == {"cuda:1": "RuntimeError: no words for this"}
+    assert aggregate.read(folder).failures == {"cuda:1": "RuntimeError: no words for this"}
 
 
 def test_the_same_call_again_measures_the_share_of_a_card_that_is_back(sure, monkeypatch):

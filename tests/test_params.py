@@ -1,6 +1,7 @@
 """Parameters: notebooks and classes agree, wrong values are told in one line with the choices."""
 
 import re
+import shutil
 
 import papermill
 import pytest
@@ -17,7 +18,7 @@ from tests.test_doors import LOADERS
 @pytest.mark.parametrize("name", notebooks.NOTEBOOKS)
 def test_the_defaults_of_a_parameters_cell_are_within_its_limits(name):
     inspected = papermill.inspect_notebook(str(paths.NOTEBOOKS / f"{name}.ipynb"))
-    model = notebooks.NOTEBOOKS[name]
+    model = notebooks.notebook_model(name)
     assert list(inspected) == list(model.model_fields) and {"source", "reference"} <= inspected.keys()
     assert notebooks.check(name, model().model_dump()) == model()
     assert all(item["help"] for item in inspected.values()), "every parameter has a help text"
@@ -37,6 +38,38 @@ def test_the_defaults_of_a_parameters_cell_are_within_its_limits(name):
 def test_a_wrong_value_is_named(name, values, words):
     with refused(re.escape(words)):
         notebooks.check(name, values)
+
+
+def test_a_text_holds_spaces_and_letters_of_any_script():
+    path = "/data/Se\u00f1or\u00a01\u202f000/\u0915\u094d\u200d\u0937"
+    assert notebooks.check("02_profile", {"folder": path}).folder == path
+
+
+@pytest.fixture
+def edited(home, monkeypatch):
+    """Return how a parameters cell is replaced in a copy of the notebooks; models are made anew."""
+    shutil.copytree(paths.NOTEBOOKS, home / "notebooks")
+    monkeypatch.setattr(paths, "NOTEBOOKS", home / "notebooks")
+
+    def edit(name, old, new):
+        path = home / f"notebooks/{name}.ipynb"
+        path.write_text(path.read_text().replace(old, new))
+        notebooks.notebook_model.cache_clear()
+
+    yield edit
+    notebooks.notebook_model.cache_clear()
+
+
+@pytest.mark.parametrize("old, new, words", [
+    ("iters: int = 30", "iters: int = \'x\'", "02_profile.ipynb: iters = 'x' should be a valid integer"),
+    ("iters: int = 30", "iters = 30", "a parameter is declared as 'name: type = literal  # meaning'"),
+    ("iters: int = 30", "iterations: int = -1", "iterations = -1 must be from 0"),
+    ('"cells"', '"cels"', "02_profile.ipynb is no notebook: KeyError: 'cells'")])
+def test_an_edited_notebook_is_refused_in_one_line_and_the_others_stay(edited, old, new, words):
+    edited("02_profile", old, new)
+    with refused(re.escape(words)):
+        notebooks.check("02_profile", {})
+    assert notebooks.SweepParams().rounds == 5
 
 
 def test_text_from_the_command_line_is_coerced():

@@ -33,6 +33,12 @@ def test_the_plan_runs_over_workloads_and_devices():
     assert output_of("run", "02", "--workloads", "W1", "--devices", "cpu", "--dry-run") == line
 
 
+def test_text_that_looks_like_a_number_stays_text():
+    job = report.Job("02_profile", "x", {"label": "12e5678", "iters": 3, "workload": "W1", "profile": False})
+    assert job.arguments == ["-r", "label", "12e5678", "-p", "iters", "3", "-p", "workload", "W1",
+                             "-p", "profile", "False"]
+
+
 def outcome(stem, **more):
     return report.Outcome(**{"notebook": "01_machine", "stem": stem, "command": "papermill x", "values": {}, "status": "ok",
                              "error": "", "seconds": 1.0, "finished_utc": "now", **more})
@@ -61,6 +67,28 @@ def test_notebooks_that_failed_or_never_ran_are_red_in_the_page(home, monkeypatc
                                        *(f"{name}: has not been run" for name in names if name != "01_machine")])
     assert '<p class="failed">01_machine: ValueError: it broke &lt;here&gt;</p>' in html
     assert "before" in html, "what ran before the failure is shown"
+
+
+def test_the_page_shows_open_cells_folds_the_others_and_shows_each_run_once(home):
+    def cell(text, *tags):
+        return v4.new_code_cell("1", metadata={"tags": list(tags)},
+                                outputs=[v4.new_output("display_data", {"text/markdown": text})])
+
+    cells = [v4.new_markdown_cell("# Title\n\nThe question.", metadata={"tags": ["once"]}),
+             v4.new_markdown_cell("## Inventory"), cell("A detail."), cell("The answer.", "open"),
+             cell("Below all runs.", "last"), cell("An exercise.", "try")]
+    for entry in (executed(paths.EXECUTED, "01_machine_cpu", *cells), executed(paths.EXECUTED, "02_W1", *cells),
+                  executed(paths.EXECUTED, "02_W2", *cells)):
+        values = {"workload": entry.stem[3:]} if entry.stem.startswith("02") else {}
+        name = "02_profile" if values else "01_machine"
+        report._keep(entry.model_copy(update={"notebook": name, "values": values}), paths.EXECUTED)
+    html, _ = report.page(paths.EXECUTED)
+    sections = {name: html.partition(f'<section id="{name}">')[2].partition("</section>")[0]
+                for name in ("01_machine", "02_profile")}
+    one, several = sections.values()
+    assert re.search(r"<details><summary>Inventory</summary><div>.*A detail.*</details>\s*<div>.*The answer", one, re.S)
+    assert "An exercise." not in html and one.count("The question.") == several.count("The question.") == 1
+    assert re.findall(r"<details><summary>(W\d)", several) == ["W1", "W2"] and several.count("Below all runs.") == 1
 
 
 def test_the_summary_runs_last_with_the_key_numbers_of_the_others(home, monkeypatch):
@@ -104,6 +132,8 @@ run --devices cpu,cpu                  argument --devices:
 data unpack nowhere.zip                nowhere.zip is missing
 data pack                              nothing to pack
 run --page                             nothing has been run yet: no manifest in
+run 02 --page                          --page shows all that was executed before: leave out notebooks
+run --page --accept                    leave out notebooks, -p, --accept and --dry-run
 measure matrix --repeats 0             argument --repeats:
 measure matrix --cells ,               argument --cells:
 measure networks --energy-s inf        argument --energy-s:
@@ -120,6 +150,11 @@ def test_the_command_line_refuses_wrong_input_in_one_line(home, monkeypatch, cas
     line, words = re.split(" {2,}", case)
     assert words in refusal(*line.split())
     assert [path.name for path in home.iterdir()] == ["there.html"]
+
+
+def test_choices_are_known_by_other_spellings_also_as_arguments():
+    assert _parser().parse_args(["import", "NeuSight", "folder"]).kind == "neusight"
+    assert "(default: infer)" in output_of("advise", "--help")
 
 
 def test_one_process_at_a_time_runs_a_notebook_and_builds_its_page(home, monkeypatch):
@@ -152,13 +187,13 @@ def cluster(tmp_path):
         done = subprocess.run(["bash", script, *words], capture_output=True, text=True, check=True,
                               env={"PATH": "/usr/bin:/bin", "SLURM_SUBMIT_DIR": str(tmp_path), **environment})
         calls = [line.split(" ", 1) for line in done.stdout.splitlines()]
-        assert all(_parser().parse_args(line.split()) for _, line in calls)
+        assert all(_parser().parse_args(line.split()) for _, line in calls if not line.startswith("merge "))
         return calls
 
     with pytest.raises(subprocess.CalledProcessError, match="status 127"):  # a folder without .venv is no checkout
         run("profiles", SLURM_ARRAY_TASK_ID="3")
     python.parent.mkdir(parents=True)
-    python.write_text('#!/bin/sh\nshift 2\necho "$LIB_OUTPUT $*"\n')
+    python.write_text('#!/bin/sh\n[ "$1" = -m ] || set -- -c code merge "$3" "$4" "$5"\nshift 2\necho "$LIB_OUTPUT $*"\n')
     python.chmod(0o755)
     return run
 
@@ -173,13 +208,16 @@ def test_the_slurm_templates_give_each_task_its_part_and_a_folder_and_collect_wh
     assert folder == f"{slurm}/sweep-3" and p.device == "all" and p.grid == "original_convolution" and p.shard == "3/100"
     assert p.budget_s == 0 and p.rounds == 3 and p.name == "shard"
     assert spaces.too_large(spaces.load_sweeps().grids[p.grid], p.shard_pair) == "", "a task walks all of its shard"
+    [[_, line]] = cluster("sweep", SLURM_ARRAY_TASK_ID="3", DEVICES="cuda:0,cuda:1", **where)
+    (job,) = jobs(names=["03"], extra=dict(_parser().parse_args(line.split()).parameters))
+    assert outcome(job.stem).stem == "03_sweep_cuda-0-cuda-1", "a name of a file"
     assert cluster("collect", **where) == []
     shards, earlier = [f"{slurm}/sweep-{number}/data/sweeps/shard" for number in range(2)], slurm / "merged/data/sweeps/linear"
     for folder in (*shards, slurm / "profiles-1/data/runs", earlier):
         Path(folder).mkdir(parents=True)
     (slurm / "merged.zip").touch()
     assert cluster("collect", NAME="linear", **where) == [
-        [f"{slurm}/merged", f"run 03_sweep -p merge {slurm}/sweep-*/data/sweeps/shard -p name linear"],
+        [f"{slurm}/merged", f"merge linear {shards[0]} {shards[1]}"],
         *([f"{slurm}/{name}", f"data pack {slurm}/{name}.zip"] for name in ("profiles-1", "merged"))]
     assert not earlier.exists() and not (slurm / "merged.zip").exists()
 

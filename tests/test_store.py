@@ -1,5 +1,8 @@
 """Tables and files: strict, append-safe, never overwritten, readable after any death."""
 
+import os
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -102,8 +105,11 @@ def test_line_breaks_in_a_text_become_spaces_so_that_a_line_is_a_row(tmp_path):
 @pytest.mark.parametrize("text, what", [
     (f"{HEADER}\ncpu,launch,1,1,3,how,h,s,more\n", "line 2 has 9 fields, the header has 8"),
     (f"{HEADER},what\ncpu,launch,1,1,3,how,h,s,x\n", "column what is there twice"),
-    ("a,b\n1,2\n", r"a.csv is no overheads table: missing columns \[.*, unknown \[a, b\]"),
-    (f"{HEADER.replace('median_us', 'median_su')}\n", r"unknown \[median_su\]; it takes: .*; did you mean median_us\?"),
+    ("a,b\n1,2\n", r"a.csv is no overheads table: missing columns \[.*, unknown columns \[a, b\]"),
+    (f"{HEADER.replace('median_us', 'median_su')}\n",
+     r"unknown columns \[median_su\]; it takes: .*; did you mean median_us\?"),
+    (f"{HEADER},sauce\n", r"is no overheads table: unknown columns \[sauce\]; it takes"),
+    (f"{HEADER}\ncpu,launch,True,1,3,how,h,s\n", "median_us in row 1 is .*True.*: it takes a finite number"),
     ("", "has no header"), (f"{HEADER}\ncpu,\udcff\n", "can't decode byte"),
     (f'{HEADER}\ncpu,"launch,1,1,3,how,h,s\n', "line 2: unexpected end of data"),
     (f"{HEADER}\ncpu,launch,1_0,1,3,how,h,s\n", "median_us in row 1 is '1_0': it takes a finite number"),
@@ -143,6 +149,47 @@ def test_a_device_that_is_being_measured_is_not_measured_again(home):
     assert [path.stat().st_mode & 0o777 for path in (home / "locks").iterdir()] == [0o666], "for every user"
 
 
+def test_locks_of_devices_lie_where_everybody_may_open_them(monkeypatch, tmp_path):
+    tmp_path.chmod(0o1777)
+    monkeypatch.setenv("LIB_LOCKS", str(tmp_path))
+    assert locks.host_folder() == tmp_path
+    assert tmp_path.stat().st_mode & 0o7777 == 0o1777, "a folder that somebody named keeps its mode"
+    monkeypatch.delenv("LIB_LOCKS")
+    monkeypatch.setattr(locks, "_SHARED", (str(tmp_path),))
+    folder = locks.host_folder()
+    assert folder.parent == tmp_path and folder.stat().st_mode & 0o7777 == 0o777
+
+
+def test_of_two_that_create_a_file_at_once_one_is_refused(monkeypatch, tmp_path):
+    """Both looked before either wrote."""
+    path, mkstemp = tmp_path / "token", tempfile.mkstemp
+
+    def beaten(**options):
+        path.write_bytes(b"first")
+        return mkstemp(**options)
+
+    monkeypatch.setattr(tempfile, "mkstemp", beaten)
+    with refused("exists already and is not overwritten"):
+        files.create(path, b"second")
+    assert path.read_bytes() == b"first" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_commit_stays_known_where_git_cannot_list_changes(monkeypatch):
+    monkeypatch.setattr(store, "_git", lambda verb, _: {"rev-parse": "abc"}.get(verb))
+    assert store.git_state.__wrapped__() == {"commit": "abc", "dirty": None}
+
+
+def test_a_table_comes_through_a_pipe_and_no_device_is_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit((tmp_path / "pipe").write_text, "job_id,steps\na,2\n")
+        table = input_tables.read(tmp_path / "pipe", tables.TABLES["jobs"])
+    assert table[["job_id", "steps"]].to_numpy().tolist() == [["a", 2]]
+    for place in (Path("/dev/null"), tmp_path):
+        with refused("is no file"):
+            input_tables.read(place, tables.TABLES["jobs"])
+
+
 def test_a_device_is_not_replaced_by_a_file():
     with refused("is no regular file"):
         files.replace(Path("/dev/null"), b"x")
@@ -164,10 +211,17 @@ def people(tmp_path, text):
     ("job_id,steps\na,1\na,2\n", "job_id 'a' in row 2 is there twice"),
     ("job_id,steps\na,1e300\n", r"steps of 'a' is '1e300': it takes a whole number of 1 or more, at most 1e\+12, or nothing"),
     ("job_id,arrival_s\na,Infinity\n", "arrival_s of 'a' is 'Infinity'"),
+    ("job_id,devices\nN/A,1\n", "job_id 'N/A' in row 1 stands for an empty cell"),
     ("job_id;steps\na;1,5\n", "is separated by semicolons: save it separated by commas")])
 def test_a_wrong_cell_of_a_table_that_people_write_is_refused_with_its_row(tmp_path, text, what):
     with refused(what):
         people(tmp_path, text)
+
+
+def test_a_type_that_stands_for_an_empty_cell_is_blamed_on_its_own_table(tmp_path):
+    (tmp_path / "devices.csv").write_text("device,type\nd,NA\n")
+    with refused("devices.csv: type 'NA' in row 1 stands for an empty cell"):
+        input_tables.read(tmp_path / "devices.csv", tables.TABLES["devices"])
 
 
 def test_a_table_that_people_write_is_read_with_its_blanks_and_quotes(tmp_path):
@@ -183,7 +237,7 @@ def test_a_file_holds_rows_alone_and_no_notes_of_the_run(suffix):
 
 
 def test_damaged_parquet_and_parquet_of_other_columns_is_refused(tmp_path, frame):
-    for name, other, words in (("more", frame.assign(sauce=1), r"unknown \[sauce\]"),
+    for name, other, words in (("more", frame.assign(sauce=1), r"unknown columns \[sauce\]"),
                                ("less", frame.drop(columns="n"), r"missing columns \[n\]")):
         other.to_parquet(tmp_path / f"{name}.parquet", index=False)
         with refused(words):

@@ -154,7 +154,8 @@ def add(verbs) -> None:
     for verb in (dataset, preprocess):
         option(verb, "raw", "folder of recordings, <model>/trt_engine_info.json and latencies",
                a_path)
-    option(convert, "preprocessed", type=a_path, default=FOLDER / "preprocessed_data", nargs="?")
+    option(convert, "preprocessed", "folder of preprocessed recordings", a_path,
+           FOLDER / "preprocessed_data", nargs="?")
     for verb in (dataset, preprocess, convert):
         option(verb, "--output", "the folder to write to", a_path, FOLDER)
     for verb in (dataset, convert):
@@ -163,10 +164,11 @@ def add(verbs) -> None:
     train = add_verb(steps, "train", "train models of runtime and power of layers", _train)
     tune = add_verb(steps, "tune", "search settings with Optuna, on training networks alone", _tune)
     for verb in (train, tune):
-        option(verb, "training", type=a_path, default=FOLDER / "training_data", nargs="?")
+        option(verb, "training", "folder of training tables", a_path, FOLDER / "training_data",
+               nargs="?")
         option(verb, "--device", "the recorded device, such as jetson-orin", folder_name,
                required=True)
-    option(train, "--targets", default=_TARGETS, nargs="+", choices=_TARGETS)
+    option(train, "--targets", "what to predict", default=_TARGETS, nargs="+", choices=_TARGETS)
     option(train, "--learner", "lasso is the original study's pipeline (default: that of "
            "params/layer_power.yaml)", default="", choices=("physics", "lasso"))
     option(train, "--source", "where the recordings come from", default="")
@@ -174,7 +176,7 @@ def add(verbs) -> None:
     option(train, "--register", "register the models in MLflow as champions (default: "
            "MLFLOW_TRACKING_URI, or SQLite in data/mlflow)", nargs="?", const="", metavar="URI")
     option(train, "--output", "the folder to write to", a_path, paths.DATA / "trained_models")
-    option(tune, "--target", default="runtime", choices=_TARGETS)
+    option(tune, "--target", "what to predict", default="runtime", choices=_TARGETS)
     option(tune, "--trials", "trials beyond those of earlier searches", whole(1, 100_000), 100)
     flag(tune, "--write", "put the best settings into params/layer_power.yaml")
     _add_models(steps)

@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {printable(message)} (see {self.prog} --help)\n")
 
     def _get_value(self, action: argparse.Action, text: str) -> object:
-        if action.choices and action.option_strings:
+        if action.choices and not isinstance(action, argparse._SubParsersAction):
             text = known(text, map(str, action.choices))  # float16 is fp16
         return super()._get_value(action, text)
 

@@ -264,7 +264,8 @@ def add(verbs) -> None:
     option(verb, "op", "a family, such as conv2d, linear, attention; an unknown one lists all")
     option(verb, "parameters", "batch=8 in_channels=64 height=56 ...; a wrong name lists those of "
            "the family", nargs="*", metavar="NAME=VALUE")
-    option(verb, "--pass", default="forward", dest="passes", choices=("forward", "backward"))
+    option(verb, "--pass", "direction of the pass", default="forward", dest="passes",
+           choices=("forward", "backward"))
     _add_devices(verb)
     _add_models(verbs)
     verb = add_verb(verbs, "calibrate", "fine-tune the nearest model to this machine's device by "
@@ -291,7 +292,8 @@ def _add_advise(verbs) -> None:
     option(verb, "--batch-size", "of all GPUs (default: the workload's, or 1 each)", whole(1), 0)
     option(verb, "--gpus", "equal GPUs of one machine that share the batch", whole(1), 1)
     option(verb, "--parallel", "of --gpus: ddp or data_parallel", default="ddp")
-    option(verb, "--mode", default="infer", choices=("infer", "train"))
+    option(verb, "--mode", "a forward pass, or a training step", default="infer",
+           choices=("infer", "train"))
     flag(verb, "--channels-last", "memory layout of images, of cards and of this CPU")
     flag(verb, "--compile", "compiled by torch.compile")
     option(verb, "--runtime", "of this CPU", default="torch", choices=tuple(RUNTIMES))

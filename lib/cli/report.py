@@ -30,6 +30,9 @@ def _run(options: argparse.Namespace) -> bool:
     from lib.measure.worker import usable_cores
 
     if options.page:
+        if options.names or options.parameters or options.accept or options.dry_run:
+            raise InputError("--page shows all that was executed before: leave out notebooks, -p, "
+                             "--accept and --dry-run")
         return _written(paths.EXECUTED)
     jobs, folder = _planned(options)
     if options.dry_run:

@@ -1,9 +1,11 @@
 """The verbs ``schedule`` (simulated) and ``run-jobs`` (real). Imports nothing heavy."""
 
 import argparse
+import io
 import json
 from pathlib import Path
 
+from lib import files
 from lib.cli.options import a_path, add_verb, flag, new_file, number, option, whole
 from lib.errors import InputError
 
@@ -62,8 +64,9 @@ def _drawn(record, path: Path) -> Path:
 
     mpl.use("agg")  # a command opens no window
     figure = gantt(record.side_by_side(), record.job_classes, record.facts["bound_s"])
-    figure.savefig(path, metadata={"Date": None})
-    return path
+    content = io.BytesIO()
+    figure.savefig(content, format="svg", metadata={"Date": None})
+    return files.replace(path, content.getvalue())
 
 
 def add(verbs) -> None:

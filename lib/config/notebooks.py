@@ -8,10 +8,11 @@ import ast
 import json
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, create_model, field_validator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, create_model, field_validator, model_validator
 
 from lib import paths, store
 from lib.config.base import Strict, build, load_yaml, mapping, number, text, whole
@@ -22,7 +23,7 @@ from lib.names import known
 KEYS_MIME = "application/vnd.lib.keys+json"  # type of the output with a notebook's key numbers
 _DEVICE = r"(auto|cpu|mps|cuda(:\d{1,3})?)"
 _LONGEST, _LARGEST = 1000, 2**32 - 1  # characters of a text, and any number
-NOTEBOOKS: dict[str, type[Strict]] = {}  # of all notebooks, in their order
+_UNPRINTED = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # line breaks among them
 _TYPES = {"str": str, "int": int, "float": float, "bool": bool}
 
 
@@ -52,12 +53,14 @@ _LIMITS = {  # of parameters that several notebooks have
 
 
 class NotebookParams(Strict):
-    """Parameters of a notebook: numbers are not negative, texts are one printable line."""
+    """Parameters of a notebook: numbers are not negative, texts are one line."""
+
+    model_config = ConfigDict(validate_default=True)  # a saved notebook may have others
 
     @field_validator("*")
     @classmethod
     def _bounded(cls, value: Any) -> Any:
-        if isinstance(value, str) and (len(value) > _LONGEST or not value.isprintable()):
+        if isinstance(value, str) and (len(value) > _LONGEST or _UNPRINTED.search(value)):
             raise ValueError(f"must be one line of at most {_LONGEST} characters")
         if isinstance(value, int | float) and not 0 <= value <= _LARGEST:
             raise ValueError(f"must be from 0 to {_LARGEST}")
@@ -102,8 +105,10 @@ def declared(notebook: str) -> dict[str, tuple[type, Any]]:
     Raises InputError for a notebook without a parameters cell, and for a line of another form.
     """
     path, parameters = paths.NOTEBOOKS / f"{notebook}.ipynb", {}
-    cells = [cell for cell in store.read_json(path)["cells"]
-             if "parameters" in cell["metadata"].get("tags", ())]
+    content = store.read_json(path)
+    with refused(f"{path} is no notebook: "):
+        cells = [cell for cell in content["cells"]
+                 if "parameters" in cell["metadata"].get("tags", ())]
     if not cells:
         raise InputError(f"{path}: no cell has the tag 'parameters'")
     with refused(f"{path}: a parameter is declared as 'name: type = literal  # meaning': "):
@@ -113,54 +118,65 @@ def declared(notebook: str) -> dict[str, tuple[type, Any]]:
     return parameters
 
 
-def _model(class_name: str, notebook: str, base: type[Strict] = NotebookParams, /,
-           **limits: Any) -> Any:
-    """Make the model of a notebook's parameters with their limits, and enter it in NOTEBOOKS."""
-    parameters = declared(notebook)
-    if missing := sorted(limits.keys() - parameters.keys()):
-        raise InputError(f"notebooks/{notebook}.ipynb lacks the parameters {choices(missing)}")
-    fields = {name: (limits.get(name, _LIMITS.get(name, kind)), default)
-              for name, (kind, default) in parameters.items()}
-    NOTEBOOKS[notebook] = create_model(class_name, __base__=base, __module__=__name__, **fields)
-    return NOTEBOOKS[notebook]
+NOTEBOOKS: dict[str, tuple[str, type[Strict], dict[str, Any]]] = {  # class, its base, limits
+    "00_summary": ("SummaryParams", NotebookParams, {}),
+    "01_machine": ("MachineParams", NotebookParams, {"budget_s": number(1)}),
+    "02_profile": ("ProfileParams", NotebookParams, {
+        "epochs": whole(1), "grad_accum_steps": whole(1),
+        "data_source": Literal["auto", "medmnist", "synthetic", "imagefolder"],
+        "resolution": Literal["native", "resized"], "optimizer": Literal["adam", "sgd"],
+        "precision": Literal["fp32", "bf16", "fp16", "amp"], "lr": number(above=0),
+        "momentum": Annotated[float, Field(lt=1)], "num_workers": whole(0, 256)}),
+    "03_sweep": ("SweepParams", _Sweep, {
+        "op": Names, "device": Devices, "rounds": whole(1, 100), "visit_ms": number(1),
+        "latency_type": Literal["kernel", "end_to_end", "both"],
+        "cache": Literal["warm", "cold", "both"], "timeout_s": number(above=0), "name": Folder,
+        "dtype": Literal["fp64", "fp32", "bf16", "fp16", "complex64"],
+        "shard": text(r"^[0-9]{1,6}/[0-9]{1,6}$"), "memory_share": number(above=0, most=1)}),
+    "04_complexity": ("ComplexityParams", _Complexity, {
+        "batch_sizes": text(r"^[1-9][0-9]{0,5}( *, *[1-9][0-9]{0,5})*$")}),
+    "05_roofline": ("RooflineParams", NotebookParams, {
+        "batch_size": whole(1), "dtype": Literal["fp64", "fp32", "bf16", "fp16"]}),
+    "06_cost_model": ("CostModelParams", NotebookParams, {"model": text(".")}),
+    "07_scheduler_eval": ("SchedulerParams", NotebookParams, {
+        "scenarios": Names, "workloads": Names, "count": whole(10, 20_000), "seeds": whole(1, 100),
+        "few": whole(1, 100), "arriving": whole(100, 100_000), "real": whole(2, 1000),
+        "job_s": number(0.5)}),
+    "08_layer_power": ("LayerPowerParams", NotebookParams, {
+        "network": Folder, "device_name": Folder}),
+    "09_finetune": ("FinetuneParams", NotebookParams, {"config": Folder, "run": RunFolder})}
 
 
-SummaryParams = _model("SummaryParams", "00_summary")
-MachineParams = _model("MachineParams", "01_machine", budget_s=number(1))
-ProfileParams = _model(
-    "ProfileParams", "02_profile", epochs=whole(1), grad_accum_steps=whole(1),
-    data_source=Literal["auto", "medmnist", "synthetic", "imagefolder"],
-    resolution=Literal["native", "resized"], precision=Literal["fp32", "bf16", "fp16", "amp"],
-    lr=number(above=0), optimizer=Literal["adam", "sgd"], momentum=Annotated[float, Field(lt=1)],
-    num_workers=whole(0, 256))
-SweepParams = _model(
-    "SweepParams", "03_sweep", _Sweep, op=Names, device=Devices, rounds=whole(1, 100),
-    visit_ms=number(1), latency_type=Literal["kernel", "end_to_end", "both"],
-    cache=Literal["warm", "cold", "both"], timeout_s=number(above=0), name=Folder,
-    dtype=Literal["fp64", "fp32", "bf16", "fp16", "complex64"],
-    shard=text(r"^[0-9]{1,6}/[0-9]{1,6}$"), memory_share=number(above=0, most=1))
-ComplexityParams = _model("ComplexityParams", "04_complexity", _Complexity,
-                          batch_sizes=text(r"^[1-9][0-9]{0,5}( *, *[1-9][0-9]{0,5})*$"))
-RooflineParams = _model("RooflineParams", "05_roofline", batch_size=whole(1),
-                        dtype=Literal["fp64", "fp32", "bf16", "fp16"])
-CostModelParams = _model("CostModelParams", "06_cost_model", model=text("."))
-SchedulerParams = _model(
-    "SchedulerParams", "07_scheduler_eval", scenarios=Names, workloads=Names,
-    count=whole(10, 20_000), seeds=whole(1, 100), few=whole(1, 100),
-    arriving=whole(100, 100_000), real=whole(2, 1000), job_s=number(0.5))
-LayerPowerParams = _model("LayerPowerParams", "08_layer_power", network=Folder, device_name=Folder)
-FinetuneParams = _model("FinetuneParams", "09_finetune", config=Folder, run=RunFolder)
-
-
+@cache
 def notebook_model(name: str) -> type[Strict]:
-    """Return the parameter class of notebook ``name``; InputError lists the notebooks."""
-    return entry(NOTEBOOKS, name, "notebook")
+    """Return the parameter class of notebook ``name``, made when it is first asked for.
+
+    Raises InputError, which lists the notebooks, and for a parameters cell that is wrong.
+    """
+    class_name, base, limits = entry(NOTEBOOKS, name, "notebook")
+    parameters = declared(name)
+    if missing := sorted(limits.keys() - parameters.keys()):
+        raise InputError(f"notebooks/{name}.ipynb lacks the parameters {choices(missing)}")
+    fields = {field: (limits.get(field, _LIMITS.get(field, kind)), default)
+              for field, (kind, default) in parameters.items()}
+    model = create_model(class_name, __base__=base, __module__=__name__, **fields)
+    build(model, {}, f"defaults in notebooks/{name}.ipynb")
+    return model
+
+
+def __getattr__(name: str) -> type[Strict]:
+    """Return a class of NOTEBOOKS by its name."""
+    for notebook, (class_name, *_) in NOTEBOOKS.items():
+        if class_name == name:
+            return notebook_model(notebook)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def own_model(path: str | Path) -> type[Strict] | None:
     """Return the parameter class of the notebook at ``path``; None for a notebook of others."""
     whole = paths.ROOT / path
-    return NOTEBOOKS.get(whole.stem) if whole.parent.resolve() == paths.NOTEBOOKS else None
+    is_own = whole.parent.resolve() == paths.NOTEBOOKS and whole.stem in NOTEBOOKS
+    return notebook_model(whole.stem) if is_own else None
 
 
 def given(path: str | Path, parameters: Mapping[str, Any], where: str) -> Any:

@@ -126,7 +126,8 @@ def _measured(device: str, base: CostModel, dtype: str, budget_s: float, name: s
     for moment in range(parts + 1):
         visited += [calibrate_networks.measure(cases, moment, networks_s, name)] if cases else []
         if moment < parts:
-            p = SweepParams(op="all", device=device, budget_s=operators_s / parts, rounds=_ROUNDS, visit_ms=16,
+            p = SweepParams(source="measure", op="all", grid="", device=device, budget_s=operators_s / parts, count=0,
+                            rounds=_ROUNDS, visit_ms=16, energy_s=0, shard="0/1", threads=0,
                             name=f"{name}_{moment}", dtype=dtype, **_timing(base))
             sweeps.append(aggregate.read(sweep.measure_sweep(p, chosen=configs[moment::parts])))
     return sweeps, validating, visited, works

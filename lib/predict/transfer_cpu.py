@@ -83,7 +83,8 @@ def measure_ceilings(wait_s: float = locks.PATIENCE_S) -> Host | None:
 
     Raises HeldError if another measurement runs for longer than ``wait_s``.
     """
-    ceilings.measure_ceilings(MachineParams(source="measure", device="cpu", budget_s=_CEILINGS_S), wait_s)
+    p = MachineParams(source="measure", device="cpu", budget_s=_CEILINGS_S, gemm_max=0, triad_max_mb=0, threads=0)
+    ceilings.measure_ceilings(p, wait_s)
     return host()
 
 

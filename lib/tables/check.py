@@ -18,8 +18,9 @@ def check_names(names, columns: Mapping[str, Column], where: str, needed=None) -
     unknown = [name for name in names if name not in columns]
     if missing or unknown:
         near = did_you_mean(unknown[0], missing or columns) if unknown else ""
-        raise InputError(f"{where}: missing columns [{choices(missing)}], unknown "
-                         f"[{choices(unknown)}]; it takes: {choices(columns)}{near}")
+        wrong = [f"{what} [{choices(some)}]" for what, some in
+                 (("missing columns", missing), ("unknown columns", unknown)) if some]
+        raise InputError(f"{where}: {', '.join(wrong)}; it takes: {choices(columns)}{near}")
 
 
 def checked(frame, columns: Mapping[str, Column], where: str, key: str = "",
@@ -56,7 +57,7 @@ def _converted(values, kind: str):
     if kind == "bool":
         return values.astype("str").map({"True": True, "False": False})
     if values.dtype == "bool":
-        return values.astype("object").where(False)
+        return pd.Series(float("nan"), index=values.index)
     return pd.to_numeric(values, errors="coerce")
 
 

@@ -169,13 +169,17 @@ def write(table: pd.DataFrame, folder: Path, facts: store.Facts) -> pd.DataFrame
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep as a notebook shows it: table, raw visits of all devices, folder, start, note."""
+    """A sweep as a notebook shows it: table, raw visits of all devices, folder, start, note.
+
+    ``failures``: why a device ended early, by its name.
+    """
 
     table: pd.DataFrame
     visits: pd.DataFrame
     folder: Path
     started_utc: str
     note: str
+    failures: dict[str, str]
 
     @property
     def usable(self) -> pd.DataFrame:
@@ -188,10 +192,11 @@ def read(folder: Path) -> Sweep:
     table = store.read(folder / "sweep.parquet", "sweep")
     facts = store.read_json(folder / "sweep.meta.json")
     started_utc = facts.get("started_utc", "?")
-    failures = "".join(f" FAILED: {reason}." for reason in facts.get("failures", {}).values())
-    note = f"Measured here, {started_utc}, in {folder.name}.{failures}{export.emptiness(table)}"
+    failures = facts.get("failures", {})
+    failed = "".join(f" FAILED: {reason}." for reason in failures.values())
+    note = f"Measured here, {started_utc}, in {folder.name}.{failed}{export.emptiness(table)}"
     visits = store.read_all(sorted(folder.glob("*/repeats.csv")), "repeats")
-    return Sweep(table, visits, folder, started_utc, note)
+    return Sweep(table, visits, folder, started_utc, note, failures)
 
 
 def replay(p: SweepParams) -> Sweep:
@@ -214,6 +219,7 @@ def replay(p: SweepParams) -> Sweep:
             available |= set(rows["op"] + " " + rows["dtype"] + " on " + rows["device"])
             if set(p.ops) <= set(chosen["op"]):
                 note = f"REPLAY of {path.parent.name}, measured {sweep.started_utc} on {folder.name}."
-                return replace(sweep, table=chosen.reset_index(drop=True), note=note)
+                return replace(sweep, table=chosen.reset_index(drop=True), note=note,
+                               failures={})
     raise InputError(f"the reference has no {p.cache} {p.latency_type} sweep of {choices(p.ops)} in "
                      f"{p.dtype} on {p.device}; it has: {choices(sorted(available)) or 'none'}")

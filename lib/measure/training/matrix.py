@@ -23,6 +23,9 @@ from lib.measure.worker import WorkerLostError, call
 # parameters that the matrix sets for each cell
 _FIXED = {"workload", "model", "folder", "source", "reference", "device", "batch_size", "precision",
           "optimizer", "label"}
+_USUAL = {"source": "measure", "data_source": "auto", "resolution": "native", "epochs": 1,
+          "channels_last": False, "grad_accum_steps": 1, "num_workers": 0, "augment": False,
+          "deterministic": False, "cudnn_benchmark": False, "threads": 0}  # without options
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ def cells(matrix: Matrix, device: str = "auto", wanted: Sequence[str] = (),
         name = f"{model}/b{batch}/{precision}" + ("" if optimizer == "adam" else f"/{optimizer}")
         label = f"{env}/{name}"
         params = build(ProfileParams, {
-            **options, "device": str(where), "batch_size": batch, "precision": precision,
+            **_USUAL, **options, "device": str(where), "batch_size": batch, "precision": precision,
             "optimizer": optimizer, "label": label}, label)
         workload = workload_of(f"{matrix.dataset}-{matrix.size}", model, batch, matrix.folder)
         chosen[name] = Cell(label, workload, params)
