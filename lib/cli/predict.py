@@ -93,7 +93,9 @@ def _advise(options: argparse.Namespace) -> bool:
     watch = disturbance.LoadWatch()
     advice = _with_ceilings(options, ask)
     free_cores = disturbance.cores_left(watch.reading())
-    kernel = kernel_now() if advice.of("cpu") and not options.no_ceilings else None
+    kernel = None
+    if advise_text.usual_speed(advice) and not options.no_ceilings:
+        kernel = kernel_now()
     cpu_load, measured = advise_text.cpu_load_note(advice, free_cores, kernel), None
     if in_full:
         print(advise_text.text(advice), *filter(None, [cpu_load]), sep="\n", flush=True)
