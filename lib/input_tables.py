@@ -8,7 +8,7 @@ from lib.errors import InputError
 from lib.tables.check import check_names, checked
 from lib.tables.column import Column
 
-_NO_IDS = ("NA", "N/A", "#N/A", "NaN", "nan", "null", "NULL", "None")  # for an empty cell
+_NO_IDS = ("NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None")  # for an empty cell
 _MOST = 1e12  # of any number: sums of larger times lose small ones
 
 
@@ -27,9 +27,11 @@ def read(path: Path, columns: Mapping[str, Column], others: bool = False):
     if not len(cells):
         raise InputError(f"{path} has no row")
     cells = cells.reindex(columns=list(columns), fill_value="")
-    cells = cells.apply(lambda texts: texts.str.strip())
+    cells = cells.apply(lambda texts: texts.str.strip().str.normalize("NFC"))
     key = cells.columns[0]
+    is_printable = cells[key].map(str.isprintable).astype(bool)
     for wrong, words in ((cells[key].isin(_NO_IDS), "stands for an empty cell"),
+                         (~is_printable, "holds characters that are not printed"),
                          (cells[key].duplicated() & (cells[key] != ""), "is there twice")):
         if wrong.any():
             row = wrong.idxmax()

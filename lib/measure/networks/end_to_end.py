@@ -242,8 +242,7 @@ def _identity(cases: Sequence[RunConfig], device: torch.device) -> store.Facts:
     for dtype in ("bf16", "int8"):
         facts[f"{dtype}_instructions"] = machine.instructions(dtype)
     for name in {case.runtime for case in cases} - {TORCH}:
-        if name in RUNTIMES:
-            facts[name] = RUNTIMES[name].INPUTS
+        facts[name] = RUNTIMES[name].INPUTS
     return facts
 
 

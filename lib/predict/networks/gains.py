@@ -75,12 +75,14 @@ class Gains(Saved):
     machine: str
     threads: AtLeastOne
     bf16_instructions: tuple[str, ...]
-    ways: keyed(RunConfig, Composition)  # by mode, dtype and layout
+    ways: keyed(RunConfig, Composition, ("mode", "dtype", "layout"))
 
     FORMAT: ClassVar = Format("file of gains", RETRAIN)
 
     def __post_init__(self):
-        """Refuse rates of other terms."""
+        """Refuse rates of other terms, and what is no condition."""
+        for condition in self.ways:
+            condition.check()
         require(all(set(way.rates) == set(TERMS) for way in self.ways.values()), f"has rates of other terms than {TERMS}")
 
 

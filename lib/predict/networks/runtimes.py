@@ -22,7 +22,7 @@ from lib.predict.networks import composition
 from lib.predict.networks.composition import OPERATOR_KINDS, Composition, Estimate
 from lib.predict.networks.sums import interval, sums
 from lib.predict.networks.work import Work
-from lib.work.run_config import RunConfig
+from lib.work.run_config import CONDITION, RunConfig
 
 FOLDER = paths.REFERENCE / "models" / "runtimes"
 OUTSIDERS = FOLDER / "outsiders.csv"  # gains that others measured on their CPUs
@@ -135,7 +135,7 @@ class Runtimes(Saved):
     machine: str
     threads: AtLeastOne
     instructions: dict[str, tuple[str, ...]]
-    conditions: keyed(RunConfig, Composition)  # by RunConfig.condition
+    conditions: keyed(RunConfig, Composition, CONDITION)
     elsewhere_half: Positive
     flops: Limits
     prepare: dict[str, Composition] = field(default_factory=dict)
@@ -143,7 +143,9 @@ class Runtimes(Saved):
     FORMAT: ClassVar = Format("file of runtimes", RETRAIN)
 
     def __post_init__(self):
-        """Refuse rates of other terms, and a file without eager torch."""
+        """Refuse rates of other terms, what is no condition, and a file without eager torch."""
+        for condition in self.conditions:
+            condition.check()
         known = all(set(fitted.rates) == set(TERMS) for fitted in self.conditions.values())
         require(known, f"has rates of other terms than {TERMS}")
         require(EAGER in self.conditions, f"lacks {EAGER.label}")
