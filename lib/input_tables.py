@@ -8,7 +8,8 @@ from lib.errors import InputError
 from lib.tables.check import check_names, checked
 from lib.tables.column import Column
 
-_NO_IDS = ("NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None")  # for an empty cell
+_NO_IDS = ("NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan",
+           "null", "NULL", "None")  # for an empty cell
 _MOST = 1e12  # of any number: sums of larger times lose small ones
 
 

@@ -164,10 +164,20 @@ def people(tmp_path, text):
     ("job_id,steps\na,1\na,2\n", "job_id 'a' in row 2 is there twice"),
     ("job_id,steps\na,1e300\n", r"steps of 'a' is '1e300': it takes a whole number of 1 or more, at most 1e\+12, or nothing"),
     ("job_id,arrival_s\na,Infinity\n", "arrival_s of 'a' is 'Infinity'"),
+    ("job_id,devices\na,0\n", r"devices of 'a' is '0': it takes a whole number of 1 or more, at most 1e\+12, or nothing$"),
+    ("job_id,steps\n<NA>,1\n", "job_id '<NA>' in row 1 stands for an empty cell"),
+    ("job_id,steps\na\u200b,1\n", "in row 1 holds characters that are not printed"),
+    ("job_id,steps\n\u00e9,1\ne\u0301,2\n", "in row 2 is there twice"),
     ("job_id;steps\na;1,5\n", "is separated by semicolons: save it separated by commas")])
 def test_a_wrong_cell_of_a_table_that_people_write_is_refused_with_its_row(tmp_path, text, what):
     with refused(what):
         people(tmp_path, text)
+
+
+def test_a_text_that_is_no_utf_8_is_refused_with_the_place(tmp_path):
+    (tmp_path / "people.csv").write_bytes(b"job_id\n\xff\n")
+    with refused("people.csv is not a readable CSV: byte 7 is no UTF-8"):
+        input_tables.read(tmp_path / "people.csv", tables.TABLES["jobs"])
 
 
 def test_a_table_that_people_write_is_read_with_its_blanks_and_quotes(tmp_path):

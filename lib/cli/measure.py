@@ -64,8 +64,8 @@ def _networks(options: argparse.Namespace) -> bool:
         planned = campaign.cases(plan, options.models)
     cases = campaign.on_device(planned, device)
     if left_out := len({config for config, _ in planned} - {config for config, _ in cases}):
-        note(f"left out: {left_out:,} cases that only a CPU can run (a runtime, int8, threads or "
-             "processes)")
+        note(f"cases left out that only a CPU can run, by runtime, int8, threads or processes: "
+             f"{left_out:,}")
     if options.dry_run:
         print("\n".join(f"{config.label}, memory {memory}" for config, memory in cases))
         return False

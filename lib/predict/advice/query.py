@@ -41,7 +41,7 @@ _HOST = {"loader_wait": "loader", "h2d": "copy", "optimizer": "optimizer"}  # pa
 
 
 def check(config: RunConfig) -> None:
-    """Raise InputError for a value that is none of its choices, what its runtime lacks, and GPUs that cannot share the batch."""
+    """Raise InputError for a value that is none of its choices, what its runtime lacks, or GPUs that cannot share a batch."""
     config.check()
     if (config.runtime, config.dtype) != (TORCH, INT8):  # which advice refuses by device
         runtime_of(config)
