@@ -223,10 +223,10 @@ def test_advice_names_the_best_runtimes_and_what_they_take(on_machine):
 
 def test_each_condition_that_is_suggested_is_answered_as_it_was_suggested(on_machine, monkeypatch):
     """Eager torch in bf16 too, on a CPU for whose instructions no gain of bf16 is known: it was suggested and refused."""
-    way = RunConfig(dtype="bf16")
-    assert way in on_machine("amd-epyc-2c-ea2da3d4").conditions
+    condition = RunConfig(dtype="bf16")
+    assert condition in on_machine("amd-epyc-2c-ea2da3d4").conditions
     monkeypatch.setattr(gains, "serves", lambda dtype: False)
-    monkeypatch.setattr(runtimes, "known", lambda: (way,))
+    monkeypatch.setattr(runtimes, "known", lambda: (condition,))
     config = RunConfig("squeezenet1_1", 1, dtype="bf16")
     (cpu,) = advise.for_networks(["cpu"], "bf16", is_by_runtime(config))
     usual = Answer(CapturedQuery(replace(config, dtype="fp32")), replace(cpu, dtype="fp32"))
@@ -284,10 +284,10 @@ def test_committed_predictions_give_the_scores_of_the_file_and_the_choices():
     ran = runtime_choices.rows()
     for path in runtimes.FOLDER.glob("*.json"):
         rows = held_out.load(path).query("usable")
-        for way, fitted in runtimes.Runtimes.load(path).conditions.items():
-            part = rows[rows["condition"] == way.label]
+        for condition, fitted in runtimes.Runtimes.load(path).conditions.items():
+            part = rows[rows["condition"] == condition.label]
             error_pct = (part["predicted"] / part["measured"] - 1).abs().mean() * 100
-            assert len(part) >= 3 and error_pct == pytest.approx(fitted.scores["mape"], rel=1e-4), way.label
+            assert len(part) >= 3 and error_pct == pytest.approx(fitted.scores["mape"], rel=1e-4), condition.label
     chosen = runtime_choices.choices(ran)
     assert (chosen["regret_pct"] >= 0).all()
     for _, scores in runtime_choices.summary(chosen).set_index("choice").groupby("machine")["regret_pct"]:
@@ -340,12 +340,12 @@ def test_small_networks_are_predicted_with_the_cost_of_a_call(on_machine):
     usual = cpu_answer("benchmarks.runtime_calls:SmallCnn", 1, "3x28x28")
     assert "a call costs 4.17 us of it" in usual.columns["held_out"]
     for row in rows.itertuples():
-        way = RunConfig(dtype=row.dtype, compiled=row.compiled, runtime=row.runtime, threads=row.threads)
-        found = usual.estimate if way == EAGER else usual.runtime(way)
+        condition = RunConfig(dtype=row.dtype, compiled=row.compiled, runtime=row.runtime, threads=row.threads)
+        found = usual.estimate if condition == EAGER else usual.runtime(condition)
         factor = max(row.low_ms / found.predicted_ms, found.predicted_ms / row.low_ms)
-        assert factor < (1.5 if way == EAGER else 2.2), way.label
-        if way != EAGER:
-            assert found.low_ms < row.low_ms < found.high_ms and found.is_outside, way.label
+        assert factor < (1.5 if condition == EAGER else 2.2), condition.label
+        if condition != EAGER:
+            assert found.low_ms < row.low_ms < found.high_ms and found.is_outside, condition.label
             assert advise_text.grade({**vars(found), "source": "", "out_of_range": True}) == "D"
             assert "GFLOPs lie outside of the 0.095 to 122 of these networks; a call costs" in found.evidence
 

@@ -11,7 +11,6 @@ from lib.config.base import NUMBER, Count, Positive, Strict, build, load, load_y
 from lib.errors import InputError, choices, entry
 from lib.files import until_changed
 from lib.names import words
-from lib.work.runtimes import TORCH
 
 Dtype = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
 Rate = Annotated[float, NUMBER, Field(gt=0, lt=1e8)]
@@ -218,7 +217,7 @@ class NetworkSet(Strict):
     dtypes: tuple[Literal["fp32", "bf16", "fp16", "int8"], ...] = ("fp32",)
     layouts: tuple[Literal["contiguous", "channels_last"], ...] = ("contiguous",)
     compiled: tuple[bool, ...] = (False,)
-    runtimes: tuple[str, ...] = (TORCH,)
+    runtimes: tuple[str, ...] = ("torch",)
     threads: tuple[whole(0, 4096), ...] = (0,)
     instances: tuple[Positive, ...] = (1,)
     every: Positive = 1

@@ -145,7 +145,7 @@ def reference_ms(rows: pd.DataFrame, raw: Path) -> pd.Series:
     passes = _passes(visits)
     by_case = passes[passes["counts"]].groupby(_CASE, sort=False)["reference_ms"].median()
     every = visits[-1].identity["threads"] if visits else 0
-    medians = {(_on_threads(case, every), memory): ms for (case, memory), ms in by_case.items()}
+    medians = {(_on_threads(config, every), memory): ms for (config, memory), ms in by_case.items()}
     return pd.Series([medians.get((RunConfig.from_row(row), row["memory"]), np.nan)
                       for row in rows.to_dict("records")], index=rows.index, dtype=float)
 
@@ -159,9 +159,9 @@ def summarise(visits: Collection[Visit], identity: store.Facts, device_id: str) 
     for visit in visits:
         for result in visit.results:
             results.setdefault((result.case, visit.memory), []).append(result)
-    rows = [{**shared, **_on_threads(case, identity["threads"]).columns, "memory": memory,
-             **_row(visited, passes.get((case, memory)))}
-            for (case, memory), visited in results.items()]
+    rows = [{**shared, **_on_threads(config, identity["threads"]).columns, "memory": memory,
+             **_row(visited, passes.get((config, memory)))}
+            for (config, memory), visited in results.items()]
     return pd.DataFrame(rows, columns=columns("networks"))
 
 

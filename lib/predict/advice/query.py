@@ -334,9 +334,9 @@ class Answer:
     def _runtime_terms(self) -> dict[str, float]:
         return runtimes.terms(self._in_fp32, composition.predicted_operators(self._in_fp32, self.predictor.model))
 
-    def runtime(self, way: RunConfig) -> runtimes.RuntimeAnswer:
+    def runtime(self, condition: RunConfig) -> runtimes.RuntimeAnswer:
         """Return the time of a pass under another condition on this CPU."""
-        return runtimes.answer(self._in_fp32, self._runtime_terms, self.eager, way)
+        return runtimes.answer(self._in_fp32, self._runtime_terms, self.eager, condition)
 
     def _by_runtime(self) -> Estimate:
         runtime, base = self.runtime(runtimes.condition_here(self.config)), self.eager["default"]
