@@ -104,7 +104,7 @@ def test_line_breaks_in_a_text_become_spaces_so_that_a_line_is_a_row(tmp_path):
     (f"{HEADER},what\ncpu,launch,1,1,3,how,h,s,x\n", "column what is there twice"),
     ("a,b\n1,2\n", r"a.csv is no overheads table: missing columns \[.*, unknown \[a, b\]"),
     (f"{HEADER.replace('median_us', 'median_su')}\n", r"unknown \[median_su\]; it takes: .*; did you mean median_us\?"),
-    ("", "has no header"), (f"{HEADER}\ncpu,\udcff\n", "can't decode byte"),
+    ("", "has no header"), (f"{HEADER}\ncpu,\udcff\n", "byte 66 is no UTF-8"),
     (f'{HEADER}\ncpu,"launch,1,1,3,how,h,s\n', "line 2: unexpected end of data"),
     (f"{HEADER}\ncpu,launch,1_0,1,3,how,h,s\n", "median_us in row 1 is '1_0': it takes a finite number"),
     (f"{HEADER}\ncpu,launch,1,1,1.5,how,h,s\n", "n in row 1 is .*1.5.*: it takes a whole number"),
