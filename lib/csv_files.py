@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from lib.errors import InputError, choices, refused
+from lib.errors import InputError, choices, one_line, refused
 
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
@@ -23,9 +23,13 @@ def text(path: Path, torn: bool = False) -> str:
 
     ``torn``: a last line without its end, which a killed writer leaves, is dropped.
     """
-    with refused(f"{path} is not a readable CSV: "):
+    try:
         raw = bytes_of(path)
         return (raw[: raw.rfind(b"\n") + 1] if torn else raw).decode("utf-8-sig")
+    except OSError as error:
+        raise InputError(f"{path} is not a readable CSV: {one_line(error)}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not a readable CSV: byte {error.start} is no UTF-8") from None
 
 
 def rows(content: str, path: Path, skipinitialspace: bool = False) -> Iterator[list[str]]:

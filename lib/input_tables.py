@@ -8,7 +8,8 @@ from lib.errors import InputError
 from lib.tables.check import check_names, checked
 from lib.tables.column import Column
 
-_NO_IDS = ("NA", "N/A", "#N/A", "NaN", "nan", "null", "NULL", "None")  # for an empty cell
+_NO_IDS = ("NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan",
+           "null", "NULL", "None")  # for an empty cell
 _MOST = 1e12  # of any number: sums of larger times lose small ones
 
 
@@ -27,9 +28,11 @@ def read(path: Path, columns: Mapping[str, Column], others: bool = False):
     if not len(cells):
         raise InputError(f"{path} has no row")
     cells = cells.reindex(columns=list(columns), fill_value="")
-    cells = cells.apply(lambda texts: texts.str.strip())
+    cells = cells.apply(lambda texts: texts.str.strip().str.normalize("NFC"))
     key = cells.columns[0]
-    found = [(key, cells[key].duplicated() & (cells[key] != ""), "is there twice")]
+    found = [(key, cells[key].duplicated() & (cells[key] != ""), "is there twice"),
+             (key, ~cells[key].map(str.isprintable).astype(bool),
+              "holds characters that are not printed")]
     for name in (name for name in needed if columns[name].kind == "str"):
         found.append((name, cells[name].isin(_NO_IDS), "stands for an empty cell"))
     for name, wrong, words in found:

@@ -198,21 +198,22 @@ def test_devices_whose_times_are_close_beside_their_ranges_tie(second, words, an
     assert (", tied with t4, 2" in advice.reason) == is_tie and " 1 times as fast" not in advice.reason
 
 
-@pytest.mark.parametrize("busy, learned, words", [
-    ("", True, "On this CPU: 10 ms usually; 20 ms now (at 0.50 of its usual speed)."),
-    ("others took 1.4 cores", True, "ms usually; the machine is too busy to tell its speed now (others took 1.4 cores)."),
-    ("", False, "The CPU's time is that of an idle machine")])
-def test_a_busy_machine_has_no_speed_and_one_without_calibration_no_usual_one(busy, learned, words, answer):
-    kernel = KernelNow(0.6, busy)
-    cpu = answer.of("cpu")
+@pytest.mark.parametrize("kernel, learned, origin, words", [
+    (KernelNow(0.6), True, "", "On this CPU: 10 ms usually; 20 ms now (at 0.50 of its usual speed)."),
+    (KernelNow(0.6, "others took 1.4 cores"), True, "", "too busy to tell its speed now (others took 1.4 cores)."),
+    (KernelNow(1.3), True, "", "too busy to tell its speed now (the reference kernel takes over 4 times its usual time)."),
+    (KernelNow(0.6), False, "", "The CPU's time is that of an idle machine"),
+    (KernelNow(0.6), True, "cpu-other", "like other, not scaled to this one: no ceilings were measured here.")])
+def test_a_busy_machine_has_no_speed_and_one_that_was_not_calibrated_no_usual_one(kernel, learned, origin, words, answer):
+    busy, learned_here, cpu = "too busy" in words, learned and not origin, answer.of("cpu")
     facts = cpu.predictor.model.facts | ({"processor_speed": {"usual_ms": 0.3, "elasticity": 1.0}} if learned else {})
     model = replace(cpu.predictor.model, scaling=None, facts=facts)
-    cpu = replace(cpu, predictor=replace(cpu.predictor, origin="", model=model))
+    cpu = replace(cpu, predictor=replace(cpu.predictor, origin=origin, model=model))
     vars(cpu)["estimate"] = SimpleNamespace(times={"predicted_ms": 10.0, "low_ms": 8.0, "high_ms": 12.0}, predicted_ms=10.0)
     advice = replace(answer, answers=[cpu])
     assert words in advise_text.cpu_load_note(advice, 99, kernel)
     row, = (row for row in advise_text.records(advice, kernel=kernel) if row["device"] == "cpu")
-    assert ("now_ms" in row) == learned and (row.get("now_ms") is None) == (bool(busy) or not learned)
+    assert ("now_ms" in row) == learned_here and (row.get("now_ms") is None) == (busy or not learned_here)
 
 
 @pytest.mark.parametrize("gain, is_named", [(1.3, True), (1.1, False)])

@@ -138,3 +138,4 @@ def test_unknown_flops_are_unknown_and_unused_parameters_are_counted(odd, home):
 def test_a_detail_of_no_model_is_one_line():
     with refused("detail = 'W2' is not among the models"):
         notebooks.check("04_complexity", {"models": "W1", "detail": "W2"})
+    notebooks.check("04_complexity", {"models": "W1, W2", "detail": " W2"})

@@ -51,7 +51,7 @@ def test_what_ships_was_learned_from_the_committed_networks_and_tells_their_gain
     shipped, path = gains.shipped(), gain_training.campaign()
     pairs = gain_training.pairs(store.read(path, "networks")).query("usable")
     assert shipped.machine == path.parents[2].name
-    assert {(way.mode, way.dtype, way.layout): gain.networks for way, gain in shipped.ways.items()} == \
+    assert {(condition.mode, condition.dtype, condition.layout): gain.networks for condition, gain in shipped.ways.items()} == \
         pairs.groupby(["mode", "dtype", "layout"])["network"].nunique().to_dict()
 
 

@@ -12,7 +12,7 @@ from lib.config.definitions import load_devices
 from lib.predict import boards, registry, training, transfer
 from lib.predict.advice.query import Answer, CapturedQuery
 from lib.predict.evaluation import gpu_kernels, gpu_networks
-from lib.predict.operators import fitting, inputs
+from lib.predict.operators import features, features_gpu, fitting, gradients, inputs
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.features_gpu import Chip
 from lib.predict.operators.regressors import Rates
@@ -235,6 +235,18 @@ def test_families_of_one_part_have_intervals_of_their_own(tmp_path):
 def backward(**sizes):
     return convolution("backward", **{"batch": 4, "in_channels": 64, "out_channels": 128, **sizes})
 
+
+@pytest.mark.parametrize("input_grad", [0, 1])
+@pytest.mark.parametrize("stride, kernel, channels, batch", [(1, 3, 16, 1), (2, 5, 48, 3), (4, 1, 64, 2)])
+def test_gradients_share_the_work_and_multiply_as_much_as_they_say(stride, kernel, channels, batch, input_grad):
+    row = backward(input_grad=input_grad, batch=batch, in_channels=channels, out_channels=48, kernel=kernel, stride=stride)
+    several = [one for _, _, one in gradients.as_forward_kernels(features.columns(pd.DataFrame([row])), V100)]
+    assert len(several) == 1 + input_grad
+    assert sum(one.flops.item() for one in several) == pytest.approx(row["flops"])
+    for one in several:
+        assert 2.0 * np.prod(features_gpu.gemm_of(one)) == pytest.approx(one.flops.item())
+    assert several[-1].op == "matmul", "weights: a product over all samples and pixels"
+    assert several[-1].gemm_k == row["batch"] * (28 // stride) ** 2
 
 
 @pytest.mark.parametrize("device", ["v100-pcie-32gb", "t4"])

@@ -19,7 +19,7 @@ from lib.measure.reference_kernel import ReferenceKernel
 from lib.predict.networks import work
 from lib.work import networks
 from lib.work.run_config import RunConfig
-from tests import output_of, refusal, refused
+from tests import called, output_of, refusal, refused
 
 pytestmark = pytest.mark.usefixtures("home")  # with locks of its own: others may measure meanwhile
 PAIR = [(RunConfig("simple_cnn", 4, "3x28x28", mode), "default") for mode in ("infer", "train")]
@@ -208,10 +208,13 @@ def test_the_verb(home, pretended):
     plan.write_text(plan.read_text().replace("W7", "resnet51"))
     assert "no model 'resnet51'; there are: W1" in refusal(*command), "before anything is measured"
     plan.write_text(plan.read_text().replace("resnet51", "W7").replace("modes", "runtimes: [openvin], modes"))
-    assert "no runtime 'openvin'; there are: torch, onnxruntime, openvino; did you mean openvino?" in refusal(*command)
-    plan.write_text(plan.read_text().replace("runtimes: [openvin], ", ""))
-    elsewhere = output_of(*command, "--dry-run", "--device", "cuda:0")
-    assert elsewhere == "W6 infer b1 torch fp32, memory default\n", "also where that GPU is not here"
+    assert f"{plan}: no runtime 'openvin'; there are: torch, onnxruntime, openvino; did you mean openvino?" in refusal(*command)
+    plan.write_text(plan.read_text().replace("[openvin]", "[torch, openvino]"))
+    status, elsewhere, error = called(*map(str, command), "--dry-run", "--device", "cuda:0")
+    assert (status, elsewhere) == (0, "W6 infer b1 torch fp32, memory default\n"), "also where that GPU is not here"
+    assert error == "cases left out that only a CPU can run, by runtime, int8, threads or processes: 1\n"
+    plan.write_text(plan.read_text().replace("[torch, openvino]", "[openvino]"))
+    assert "each of these cases runs on a CPU alone, none on cuda:0" in refusal(*command, "--dry-run", "--device", "cuda:0")
 
 
 def test_the_heap_of_the_host_is_no_condition_of_a_gpu(pretended, with_card):

@@ -1,6 +1,7 @@
 """Networks in ONNX Runtime and OpenVINO, compiled, in int8, on fewer threads and side by side: measured, refused, told."""
 
 import builtins
+import json
 import re
 import subprocess
 import sys
@@ -140,6 +141,7 @@ def test_a_new_runtime_is_one_entry(home, monkeypatch):
     plan = {"networks": ["simple_cnn"], "modes": ["infer"], "batch_sizes": [2], "runtimes": ["doubling"]}
     (planned, _), _ = campaign.cases(build(Campaign, {"rounds": 1, "case_s": 1.0, "sets": [plan]}, "plan"))
     assert planned.label == "simple_cnn infer b2 doubling fp32"
+    assert replace(planned, input_shape="3x28x28").label == "simple_cnn 3x28x28 infer b2 doubling fp32"
     results, identity = end_to_end._measure([config], "cpu", MeasureOptions(0.001, energy_s=0.0))
     assert results[0].reason == "" and identity["doubling"] == "as torch"
     visit = visits_file.Visit(round=0, network="simple_cnn", memory="default", device="cpu", results=results,
@@ -221,10 +223,10 @@ def test_advice_names_the_best_runtimes_and_what_they_take(on_machine):
 
 def test_each_condition_that_is_suggested_is_answered_as_it_was_suggested(on_machine, monkeypatch):
     """Eager torch in bf16 too, on a CPU for whose instructions no gain of bf16 is known: it was suggested and refused."""
-    way = RunConfig(dtype="bf16")
-    assert way in on_machine("amd-epyc-2c-ea2da3d4").conditions
+    condition = RunConfig(dtype="bf16")
+    assert condition in on_machine("amd-epyc-2c-ea2da3d4").conditions
     monkeypatch.setattr(gains, "serves", lambda dtype: False)
-    monkeypatch.setattr(runtimes, "known", lambda: (way,))
+    monkeypatch.setattr(runtimes, "known", lambda: (condition,))
     config = RunConfig("squeezenet1_1", 1, dtype="bf16")
     (cpu,) = advise.for_networks(["cpu"], "bf16", is_by_runtime(config))
     usual = Answer(CapturedQuery(replace(config, dtype="fp32")), replace(cpu, dtype="fp32"))
@@ -237,8 +239,11 @@ def test_each_condition_that_is_suggested_is_answered_as_it_was_suggested(on_mac
 
 def test_what_was_not_measured_on_a_cpu_like_this_one_is_refused_by_name(on_machine, monkeypatch):
     on_machine()
-    with refused("no networks were measured in this condition .*openvino fp32 train"):
-        advise.advise(RunConfig("squeezenet1_1", 1, mode="train", runtime="openvino"), ["cpu"])
+    with refused("no networks were measured in this condition .squeezenet1_1 train b1 torch fp32 on 1 thread. for: cpu"):
+        advise.advise(RunConfig("squeezenet1_1", 1, mode="train", threads=1), ["cpu"])
+    for lacking in ({"mode": "train"}, {"compiled": True}):
+        with refused("openvino only infers, in a layout of its own, and compiles by itself"):
+            CapturedQuery(RunConfig("squeezenet1_1", 1, runtime="openvino", **lacking))
     with refused("no networks were measured on a CPU in torch int8; there are: "):
         estimated(dtype="int8")
     monkeypatch.setattr(worker, "usable_cores", lambda: 64)
@@ -279,10 +284,10 @@ def test_committed_predictions_give_the_scores_of_the_file_and_the_choices():
     ran = runtime_choices.rows()
     for path in runtimes.FOLDER.glob("*.json"):
         rows = held_out.load(path).query("usable")
-        for way, fitted in runtimes.Runtimes.load(path).conditions.items():
-            part = rows[rows["condition"] == way.label]
+        for condition, fitted in runtimes.Runtimes.load(path).conditions.items():
+            part = rows[rows["condition"] == condition.label]
             error_pct = (part["predicted"] / part["measured"] - 1).abs().mean() * 100
-            assert len(part) >= 3 and error_pct == pytest.approx(fitted.scores["mape"], rel=1e-4), way.label
+            assert len(part) >= 3 and error_pct == pytest.approx(fitted.scores["mape"], rel=1e-4), condition.label
     chosen = runtime_choices.choices(ran)
     assert (chosen["regret_pct"] >= 0).all()
     for _, scores in runtime_choices.summary(chosen).set_index("choice").groupby("machine")["regret_pct"]:
@@ -301,6 +306,17 @@ def test_a_cpu_is_answered_from_the_one_whose_instructions_are_its_own(monkeypat
     runtimes.shipped.cache_clear()
 
 
+@pytest.mark.parametrize("changes, words", [({"dtype": "fp23"}, "no element type 'fp23'"), ({"gpus": 1}, "gpus")])
+def test_a_file_of_what_is_no_condition_is_refused(changes, words, tmp_path):
+    shipped = next(runtimes.FOLDER.glob("*.json"))
+    path = runtimes.Runtimes.load(shipped).save(tmp_path / "cpu.json")
+    whole = json.loads(path.read_text())
+    assert whole["conditions"] == json.loads(shipped.read_text())["conditions"], "no other field of a run"
+    path.write_text(json.dumps(whole | {"conditions": [whole["conditions"][0] | changes, *whole["conditions"]]}))
+    with refused(words):
+        runtimes.Runtimes.load(path)
+
+
 def test_a_call_costs_what_an_empty_network_takes(monkeypatch):
     """On one machine: 4.2 us in torch, 14.3 compiled, 4.8 in ONNX Runtime, 10 to 11 in OpenVINO with its tensors set once."""
     monkeypatch.setattr(machine, "name", lambda: "another")
@@ -308,6 +324,11 @@ def test_a_call_costs_what_an_empty_network_takes(monkeypatch):
     conditions = [EAGER, RunConfig(compiled=True), ORT, openvino, replace(openvino, threads=1)]
     costs_us = [runtimes.call_cost(condition)[0] * 1e3 for condition in conditions]
     assert costs_us == pytest.approx([4.17, 14.32, 4.79, 11.0, 10.2], abs=0.1)
+    others = pd.read_csv(runtimes.CALLS).query("network == 'Empty'")
+    monkeypatch.setattr(runtimes, "_empty_passes", lambda: pd.concat([others.assign(machine="this", low_ms=1.0), others]))
+    assert runtimes.call_cost(EAGER) == ((1.0 + 0.00417) / 2, f"this, {others['machine'].iloc[0]}"), "the median of all"
+    monkeypatch.setattr(machine, "name", lambda: "this")
+    assert runtimes.call_cost(EAGER) == (1.0, "this")
     with refused("calls.csv has no empty network in onnxruntime bf16; measure it with: python -m benchmarks runtime_calls"):
         runtimes.call_cost(replace(ORT, dtype="bf16"))
 
@@ -319,14 +340,25 @@ def test_small_networks_are_predicted_with_the_cost_of_a_call(on_machine):
     usual = cpu_answer("benchmarks.runtime_calls:SmallCnn", 1, "3x28x28")
     assert "a call costs 4.17 us of it" in usual.columns["held_out"]
     for row in rows.itertuples():
-        way = RunConfig(dtype=row.dtype, compiled=row.compiled, runtime=row.runtime, threads=row.threads)
-        found = usual.estimate if way == EAGER else usual.runtime(way)
+        condition = RunConfig(dtype=row.dtype, compiled=row.compiled, runtime=row.runtime, threads=row.threads)
+        found = usual.estimate if condition == EAGER else usual.runtime(condition)
         factor = max(row.low_ms / found.predicted_ms, found.predicted_ms / row.low_ms)
-        assert factor < (1.5 if way == EAGER else 2.2), way.label
-        if way != EAGER:
-            assert found.low_ms < row.low_ms < found.high_ms and found.is_outside, way.label
+        assert factor < (1.5 if condition == EAGER else 2.2), condition.label
+        if condition != EAGER:
+            assert found.low_ms < row.low_ms < found.high_ms and found.is_outside, condition.label
             assert advise_text.grade({**vars(found), "source": "", "out_of_range": True}) == "D"
             assert "GFLOPs lie outside of the 0.095 to 122 of these networks; a call costs" in found.evidence
+
+
+def test_an_answer_from_another_cpu_is_as_wide_as_errors_there_were(on_machine, monkeypatch):
+    file, half = on_machine(), {}
+    network = cpu_answer("squeezenet1_1", 1)
+    for name in (file.machine, "another"):
+        monkeypatch.setattr(machine, "name", lambda name=name: name)
+        monkeypatch.setattr(runtimes, "shipped", lambda: replace(file, elsewhere_half=2.0))
+        found = network.runtime(ORT)
+        half[found.is_borrowed] = np.log(found.high_ms / found.predicted_ms)
+    assert half[False] < 1 < 2 < half[True]
 
 
 def test_ranges_hold_on_cpus_that_were_left_out():
@@ -357,3 +389,7 @@ def test_programs_are_told_of_known_libraries_alone():
             snippet(config)
     with refused("onnxruntime only infers, in a layout of its own"):
         snippet(RunConfig("resnet18", runtime="onnxruntime", layout="channels_last"))
+    with refused("--code is for one device, not 2 GPUs"):
+        snippet(RunConfig("resnet18", 2, gpus=2))
+    with refused("2 GPUs cannot share a batch of 3"):
+        snippet(RunConfig("resnet18", 3, gpus=2))

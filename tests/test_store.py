@@ -110,7 +110,7 @@ def test_line_breaks_in_a_text_become_spaces_so_that_a_line_is_a_row(tmp_path):
      r"unknown columns \[median_su\]; it takes: .*; did you mean median_us\?"),
     (f"{HEADER},sauce\n", r"is no overheads table: unknown columns \[sauce\]; it takes"),
     (f"{HEADER}\ncpu,launch,True,1,3,how,h,s\n", "median_us in row 1 is .*True.*: it takes a finite number"),
-    ("", "has no header"), (f"{HEADER}\ncpu,\udcff\n", "can't decode byte"),
+    ("", "has no header"), (f"{HEADER}\ncpu,\udcff\n", "byte 66 is no UTF-8"),
     (f'{HEADER}\ncpu,"launch,1,1,3,how,h,s\n', "line 2: unexpected end of data"),
     (f"{HEADER}\ncpu,launch,1_0,1,3,how,h,s\n", "median_us in row 1 is '1_0': it takes a finite number"),
     (f"{HEADER}\ncpu,launch,1,1,1.5,how,h,s\n", "n in row 1 is .*1.5.*: it takes a whole number"),
@@ -212,6 +212,10 @@ def people(tmp_path, text):
     ("job_id,steps\na,1e300\n", r"steps of 'a' is '1e300': it takes a whole number of 1 or more, at most 1e\+12, or nothing"),
     ("job_id,arrival_s\na,Infinity\n", "arrival_s of 'a' is 'Infinity'"),
     ("job_id,devices\nN/A,1\n", "job_id 'N/A' in row 1 stands for an empty cell"),
+    ("job_id,devices\na,0\n", r"devices of 'a' is '0': it takes a whole number of 1 or more, at most 1e\+12, or nothing$"),
+    ("job_id,steps\n<NA>,1\n", "job_id '<NA>' in row 1 stands for an empty cell"),
+    ("job_id,steps\na\u200b,1\n", "in row 1 holds characters that are not printed"),
+    ("job_id,steps\n\u00e9,1\ne\u0301,2\n", "in row 2 is there twice"),
     ("job_id;steps\na;1,5\n", "is separated by semicolons: save it separated by commas")])
 def test_a_wrong_cell_of_a_table_that_people_write_is_refused_with_its_row(tmp_path, text, what):
     with refused(what):
@@ -222,6 +226,12 @@ def test_a_type_that_stands_for_an_empty_cell_is_blamed_on_its_own_table(tmp_pat
     (tmp_path / "devices.csv").write_text("device,type\nd,NA\n")
     with refused("devices.csv: type 'NA' in row 1 stands for an empty cell"):
         input_tables.read(tmp_path / "devices.csv", tables.TABLES["devices"])
+
+
+def test_a_text_that_is_no_utf_8_is_refused_with_the_place(tmp_path):
+    (tmp_path / "people.csv").write_bytes(b"job_id\n\xff\n")
+    with refused("people.csv is not a readable CSV: byte 7 is no UTF-8"):
+        input_tables.read(tmp_path / "people.csv", tables.TABLES["jobs"])
 
 
 def test_a_table_that_people_write_is_read_with_its_blanks_and_quotes(tmp_path):

@@ -1,5 +1,6 @@
 """A CPU without a model of its own: the nearest reference model, its scaling by measured ceilings, calibrated compositions."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -8,11 +9,11 @@ import pytest
 import torch
 
 from benchmarks import machines
-from lib import paths, store
+from lib import locks, paths, store
 from lib.config.definitions import JobClass
 from lib.finetune import finished
 from lib.measure import disturbance, machine
-from lib.predict import calibrate_networks, network_training, registry, transfer_cpu
+from lib.predict import calibrate_networks, network_training, registry, steps, transfer_cpu
 from lib.predict.advice import advise_text
 from lib.predict.analytic.scaling import Scaling
 from lib.predict.networks.composition import Composition
@@ -162,6 +163,21 @@ def test_a_verb_looks_where_it_may_and_again_where_the_machine_was_busy(verb, ho
         if verb.startswith("advise "):
             assert (", scaled by ceilings measured here" in out) == (number > 0 and not busy)
             assert ("not scaled: busy here" in out) == ("the ceilings measured here are unusable" in out) == busy
+
+
+def test_an_answer_does_not_wait_for_another_measurement(home, monkeypatch):
+    monkeypatch.setattr(disturbance, "wait_for_quiet", lambda *_: disturbance.Load(0.5, 0.0, 0.0, 0.0, 0.0))
+    with locks.device("cpu"):
+        status, out, error = called(*"advise-op linear gemm_m=64 gemm_k=64 gemm_n=64 --device cpu --json".split())
+    assert status == 0 and "not scaled to this machine: device cpu is being measured by another process" in error
+    assert json.loads(out)[0]["device"] == "cpu"
+
+
+def test_what_was_measured_with_other_threads_is_not_shown_as_measured(reference):
+    (predictor,) = registry.for_devices([reference.device.removeprefix("cpu-")], "fp32")
+    other = replace(predictor, model=replace(predictor.model, facts=predictor.model.facts | {"threads": 1}))
+    assert [[one.measured_operators.empty, one.measured_networks.empty, np.isnan(steps.measured_step_ms(one, "W1", 64))]
+            for one in (predictor, other)] == [[False] * 3, [True] * 3]
 
 
 def test_the_nearest_of_several_reference_machines_by_ceilings(reference):

@@ -9,6 +9,7 @@ from lib.cli.options import (
     flag,
     folder_name,
     names,
+    note,
     number,
     option,
     parameters,
@@ -53,12 +54,18 @@ def _matrix(options: argparse.Namespace) -> bool:
 def _networks(options: argparse.Namespace) -> bool:
     """Measure whole networks; return whether one of them failed."""
     from lib.config import definitions
+    from lib.errors import beginning
     from lib.measure import machine
     from lib.measure.networks import campaign
 
     plan = definitions.load_campaign(options.plan)
     device = options.device if options.dry_run else str(machine.device(options.device))
-    cases = campaign.on_device(campaign.cases(plan, options.models), device)
+    with beginning(str(options.plan)):
+        planned = campaign.cases(plan, options.models)
+    cases = campaign.on_device(planned, device)
+    if left_out := len({config for config, _ in planned} - {config for config, _ in cases}):
+        note(f"cases left out that only a CPU can run, by runtime, int8, threads or processes: "
+             f"{left_out:,}")
     if options.dry_run:
         print("\n".join(f"{config.label}, memory {memory}" for config, memory in cases))
         return False

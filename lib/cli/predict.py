@@ -10,7 +10,7 @@ from lib import paths
 from lib.cli.options import a_path, add_verb, flag, new_file, note, number, option, whole
 from lib.errors import InputError, choices
 from lib.names import known
-from lib.work.runtimes import RUNTIMES
+from lib.work.runtimes import RUNTIMES, TORCH
 
 _BUDGET_S = 120.0  # of calibrate
 _PATIENCE_S = 2.0  # for a quiet machine, before its ceilings are measured
@@ -93,7 +93,9 @@ def _advise(options: argparse.Namespace) -> bool:
     watch = disturbance.LoadWatch()
     advice = _with_ceilings(options, ask)
     free_cores = disturbance.cores_left(watch.reading())
-    kernel = kernel_now() if advice.of("cpu") and not options.no_ceilings else None
+    kernel = None
+    if advise_text.usual_speed(advice) and not options.no_ceilings:
+        kernel = kernel_now()
     cpu_load, measured = advise_text.cpu_load_note(advice, free_cores, kernel), None
     if in_full:
         print(advise_text.text(advice), *filter(None, [cpu_load]), sep="\n", flush=True)
@@ -296,7 +298,7 @@ def _add_advise(verbs) -> None:
            choices=("infer", "train"))
     flag(verb, "--channels-last", "memory layout of images, of cards and of this CPU")
     flag(verb, "--compile", "compiled by torch.compile")
-    option(verb, "--runtime", "of this CPU", default="torch", choices=tuple(RUNTIMES))
+    option(verb, "--runtime", "of this CPU", default=TORCH, choices=tuple(RUNTIMES))
     option(verb, "--threads", "per process on this CPU (default: all cores)", whole(0), 0)
     option(verb, "--instances", "processes side by side on this CPU", whole(1), 1)
     flag(verb, "--code", "print a program that runs the network so, to paste and run")

@@ -94,7 +94,7 @@ class _Sweep(NotebookParams):
 class _Complexity(NotebookParams):
     @model_validator(mode="after")
     def _listed(self) -> Self:
-        if self.detail and self.detail not in self.models.split(","):
+        if self.detail and self.detail.strip() not in self.models.split(","):
             raise ValueError(f"detail = {self.detail!r} is not among the models {self.models}")
         return self
 

@@ -67,10 +67,10 @@ def noise(raw: Path) -> dict[tuple[str, str, str], float]:
     return difference.groupby(_WAY).mean().to_dict()
 
 
-def table(machine: str, way: RunConfig, predicted: pd.DataFrame) -> pd.DataFrame:
-    """Return the predictions of a way as rows ``held_out``."""
+def table(machine: str, config: RunConfig, predicted: pd.DataFrame) -> pd.DataFrame:
+    """Return the predictions of a condition as rows ``held_out``."""
     return held_out.frame(**predicted["batch_size fold measured predicted low high usable".split()], device=machine,
-                          what=held_out.GAINS, mode=way.mode, condition=f"fp32 contiguous to {way.dtype} {way.layout}",
+                          what=held_out.GAINS, mode=config.mode, condition=f"fp32 contiguous to {config.dtype} {config.layout}",
                           group=predicted["family"], case=predicted["network"], left_out="families of networks",
                           source=held_out.PROJECT)
 
@@ -83,17 +83,17 @@ def ship() -> pd.DataFrame:
         raise InputError(f"the provenance of {path} does not say by which instructions bf16 was computed; measure it again")
     spread, name, ways, rows = noise(path.with_name("visits.jsonl")), path.parents[2].name, {}, []
     for key, part in with_terms(pairs(store.read(path, "networks"))).groupby(_WAY):
-        way, networks_of = RunConfig(**dict(zip(_WAY, key, strict=True))), part.reset_index(drop=True)
+        config, networks_of = RunConfig(**dict(zip(_WAY, key, strict=True))), part.reset_index(drop=True)
         usable = networks_of[networks_of["usable"]].reset_index(drop=True)
         if usable["network"].nunique() >= LEAST_NETWORKS:
             predicted = gains.left_out(networks_of)
             floor = {"noise": spread[key]} if key in spread else {}
-            ways[way] = replace(gains.fit(usable), scores=score_gains(predicted[predicted["usable"]]) | floor)
-            rows.append(table(name, way, predicted))
+            ways[config] = replace(gains.fit(usable), scores=score_gains(predicted[predicted["usable"]]) | floor)
+            rows.append(table(name, config, predicted))
     if not ways:
         raise InputError(f"{path} has too few networks that ran several ways")
     model_path = FOLDER / f"cpu-{name}.json"
     Gains(name, int(facts["threads"]), tuple(facts["bf16_instructions"]), ways).save(model_path)
     held_out.save(pd.concat(rows, ignore_index=True), model_path)
-    return pd.DataFrame([{"mode": way.mode, "dtype": way.dtype, "layout": way.layout, "networks": gain.networks, **gain.scores}
-                         for way, gain in ways.items()])
+    return pd.DataFrame([{"mode": config.mode, "dtype": config.dtype, "layout": config.layout,
+                          "networks": gain.networks, **gain.scores} for config, gain in ways.items()])

@@ -7,6 +7,7 @@ what its fields must be together.
 import base64
 import gzip
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, make_dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -101,20 +102,25 @@ def vector(number: Any = float) -> Any:
     return Annotated[list[number], AfterValidator(np.array), PlainSerializer(lambda value: value.tolist())]
 
 
-def keyed(key: type, value: type) -> Any:
-    """Return the type of a mapping from one dataclass to another: in files a list of entries with the fields of both."""
+def keyed(key: type, value: type, names: Sequence[str] = ()) -> Any:
+    """Return the type of a mapping from one dataclass to another: in files a list of entries with the fields of both.
+
+    ``names``: the key's fields that files have, if not all; the others are as by default.
+    """
+    key_fields = [one for one in fields(key) if not names or one.name in names]
     entry = make_dataclass(value.__name__, [
         (one.name, one.type, field(default=one.default, default_factory=one.default_factory))
-        for one in (*fields(key), *fields(value))], frozen=True, kw_only=True)
+        for one in (*key_fields, *fields(value))], frozen=True, kw_only=True)
 
-    def part(cls: type, record: Any) -> Any:
-        return cls(**{field.name: getattr(record, field.name) for field in fields(cls)})
+    def part(cls: type, of: Sequence[Any], record: Any) -> Any:
+        return cls(**{one.name: getattr(record, one.name) for one in of})
 
     def paired(records: list[Any]) -> dict[Any, Any]:
-        return {part(key, record): part(value, record) for record in records}
+        return {part(key, key_fields, record): part(value, fields(value), record) for record in records}
 
     def joined(pairs: dict[Any, Any]) -> list[Any]:
-        return [entry(**vars(key_), **vars(value_)) for key_, value_ in pairs.items()]
+        return [entry(**{one.name: getattr(key_, one.name) for one in key_fields}, **vars(value_))
+                for key_, value_ in pairs.items()]
 
     return Annotated[list[entry], Field(min_length=1), AfterValidator(paired), PlainSerializer(joined, return_type=list[entry])]
 

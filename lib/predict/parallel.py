@@ -17,6 +17,7 @@ from lib.predict.model_file import Format, NotNegative, Positive, Saved
 from lib.predict.networks.composition import Estimate
 from lib.predict.networks.work import Work
 from lib.predict.scores import half_interval
+from lib.work.run_config import DATA_PARALLEL, DDP
 
 PATH = paths.REFERENCE / "models" / "parallel.json"
 GPUS = range(1, 17)
@@ -77,8 +78,7 @@ class Scheme(NamedTuple):
     words: str
 
 
-DATA_PARALLEL = "data_parallel"
-SCHEMES = {"ddp": Scheme(_ddp_ms, 1, "DDP, all-reduce of {:,.0f} MB overlaps the backward pass"),
+SCHEMES = {DDP: Scheme(_ddp_ms, 1, "DDP, all-reduce of {:,.0f} MB overlaps the backward pass"),
            DATA_PARALLEL: Scheme(_data_parallel_ms, 4, "DataParallel, one process launches all kernels")}
 
 

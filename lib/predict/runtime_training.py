@@ -38,11 +38,11 @@ def campaigns() -> dict[str, Path]:
 
 
 def with_terms(table: pd.DataFrame, items: Works) -> pd.DataFrame:
-    """Return rows of a table ``networks`` with ``family``, ``way``, ``usable`` and TERMS, by the CPU model that ships."""
+    """Return rows of a table ``networks`` with ``family``, ``config``, ``usable`` and TERMS, by the CPU model that ships."""
     model = registry.shipped_cpu("fp32")
     terms = {key: runtimes.terms(item, composition.predicted_operators(item, model)) for key, item in items.items()}
     rows = pd.DataFrame([terms[key] for key in table[_CASE].itertuples(index=False, name=None)], table.index)
-    return table.assign(family=table["network"].map(networks.family), way=runtimes.conditions_of(table),
+    return table.assign(family=table["network"].map(networks.family), config=runtimes.conditions_of(table),
                         usable=table["verdict"] != VERDICTS[-1], **rows)
 
 
@@ -76,16 +76,16 @@ def at_usual_speed(table: pd.DataFrame, visits_path: Path) -> pd.DataFrame:
     return table.assign(latency_ms=latency_ms)
 
 
-def _by_way(rows: pd.DataFrame, known: Collection[RunConfig] = ()) -> dict[RunConfig, pd.DataFrame]:
+def _by_config(rows: pd.DataFrame, known: Collection[RunConfig] = ()) -> dict[RunConfig, pd.DataFrame]:
     """Return usable rows by condition, of those that enough networks ran in or that are ``known`` otherwise."""
-    return {way: part for way, part in rows[rows["usable"]].groupby("way", sort=False)
-            if way in known or part["network"].nunique() >= LEAST_NETWORKS}
+    return {config: part for config, part in rows[rows["usable"]].groupby("config", sort=False)
+            if config in known or part["network"].nunique() >= LEAST_NETWORKS}
 
 
 def _learned(rows: pd.DataFrame, elsewhere: pd.DataFrame | None) -> dict[RunConfig, dict[str, float]]:
     """Learn rates from usable rows; of another machine's rows ``elsewhere`` first, where there are some."""
     before = _learned(elsewhere, None) if elsewhere is not None else {}
-    return runtimes.learn(_by_way(rows, before), before)
+    return runtimes.learn(_by_config(rows, before), before)
 
 
 def left_out(rows: pd.DataFrame, elsewhere: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -98,8 +98,8 @@ def left_out(rows: pd.DataFrame, elsewhere: pd.DataFrame | None = None) -> pd.Da
     for number, test in enumerate(folds(rows)):
         others = elsewhere if elsewhere is None else elsewhere[~elsewhere["family"].isin(rows.loc[test, "family"])]
         rates = _learned(rows[~test], others)
-        part = rows[test & rows["way"].isin(list(rates))]
-        ms = [sum(rates[row["way"]][name] * row[name] for name in TERMS) for row in part.to_dict("records")]
+        part = rows[test & rows["config"].isin(list(rates))]
+        ms = [sum(rates[row["config"]][name] * row[name] for name in TERMS) for row in part.to_dict("records")]
         parts.append(part.assign(fold=number, predicted=ms))
     return pd.concat(parts, ignore_index=True)
 
@@ -109,7 +109,7 @@ def halves(predicted: pd.DataFrame) -> pd.Series:
     error = np.log(predicted["latency_ms"] / predicted["predicted"])
     result = pd.Series(np.nan, predicted.index)
     for index, row in predicted.iterrows():
-        other = predicted["usable"] & (predicted["way"] == row["way"]) & (predicted["fold"] != row["fold"])
+        other = predicted["usable"] & (predicted["config"] == row["config"]) & (predicted["fold"] != row["fold"])
         result[index] = half_interval(error[other].to_numpy()) if other.any() else np.nan
     return result
 
@@ -117,7 +117,7 @@ def halves(predicted: pd.DataFrame) -> pd.Series:
 def preparations(table: pd.DataFrame, items: Works) -> dict[str, Composition]:
     """Learn the seconds that each kind of export or compilation took, from all that a table ``networks`` has of it."""
     made = table[table["prepare_s"] > 0]
-    made = made.assign(made=[runtimes.preparation(way) for way in runtimes.conditions_of(made)])
+    made = made.assign(made=[runtimes.preparation(config) for config in runtimes.conditions_of(made)])
     made = made[made["made"] != ""]
     made = made.groupby(["made", *_CASE], as_index=False)["prepare_s"].max()  # a second condition finds the first one's files
     terms = [runtimes.preparation_terms(items[key]) for key in made[_CASE].itertuples(index=False, name=None)]
@@ -128,12 +128,13 @@ def preparations(table: pd.DataFrame, items: Works) -> dict[str, Composition]:
 
 def held_out_rows(machine: str, predicted: pd.DataFrame) -> pd.DataFrame:
     """Return predictions (``left_out``) as rows ``held_out``, in ms of a pass over the number of processes side by side."""
-    at_once, half = np.array([way.instances for way in predicted["way"]]), halves(predicted)
+    at_once, half = np.array([config.instances for config in predicted["config"]]), halves(predicted)
     ends = {"measured": predicted["latency_ms"], "predicted": predicted["predicted"],
             "low": predicted["predicted"] * np.exp(-half), "high": predicted["predicted"] * np.exp(half)}
     return held_out.frame(**{name: values / at_once for name, values in ends.items()}, device=machine, what=held_out.RUNTIMES,
-                          mode=predicted["mode"], condition=[way.label for way in predicted["way"]], group=predicted["family"],
-                          case=predicted["network"], batch_size=predicted["batch_size"], fold=predicted["fold"],
+                          mode=predicted["mode"], condition=[config.label for config in predicted["config"]],
+                          group=predicted["family"], case=predicted["network"],
+                          batch_size=predicted["batch_size"], fold=predicted["fold"],
                           usable=predicted["usable"], left_out="families of networks", source=held_out.PROJECT)
 
 
@@ -153,15 +154,16 @@ def elsewhere(rows: Mapping[str, pd.DataFrame], files: Mapping[str, Runtimes]) -
         source = runtimes.nearest([file for other, file in files.items() if other != name], files[name].instructions)
         before = None if first in (name, source.machine) else rows[first]
         usable = table[table["usable"]]
-        eager_ms = usable[usable["way"] == EAGER].set_index(_CASE)["latency_ms"].rename("eager_ms")
-        usable = usable[usable["way"] != EAGER].join(eager_ms, on=_CASE).dropna(subset="eager_ms")
+        eager_ms = usable[usable["config"] == EAGER].set_index(_CASE)["latency_ms"].rename("eager_ms")
+        usable = usable[usable["config"] != EAGER].join(eager_ms, on=_CASE).dropna(subset="eager_ms")
         for test in folds(usable):
             part = usable[test]
             taught = [None if other is None else other[~other["family"].isin(part["family"])]
                       for other in (rows[source.machine], before)]
-            learned = replace(source, conditions={way: Composition(rates, 0.0, 0) for way, rates in _learned(*taught).items()})
-            part = part[[learned.lends(way, files[name].instructions) for way in part["way"]]]
-            ratios = [learned.ratio(row["way"], row) for row in part.to_dict("records")]
+            conditions = {config: Composition(rates, 0.0, 0) for config, rates in _learned(*taught).items()}
+            learned = replace(source, conditions=conditions)
+            part = part[[learned.applies(config, files[name].instructions) for config in part["config"]]]
+            ratios = [learned.ratio(row["config"], row) for row in part.to_dict("records")]
             parts.append(part.assign(device=name, latency=part["latency_ms"] / part["eager_ms"], predicted=ratios))
     return pd.concat(parts, ignore_index=True)
 
@@ -174,14 +176,14 @@ def outsiders(files: Mapping[str, Runtimes]) -> pd.DataFrame:
     for row in table.to_dict("records"):
         instructions = {"int8": tuple(row["int8_instructions"].split())}
         file = runtimes.nearest([*files.values()], instructions)
-        way = {way.label: way for way in file.conditions}.get(row["condition"])
-        if way is None:
+        config = {config.label: config for config in file.conditions}.get(row["condition"])
+        if config is None:
             raise InputError(f"{OUTSIDERS}: {file.machine} has no networks in {row['condition']}, {row['device']} has")
-        if file.lends(way, instructions):
+        if file.applies(config, instructions):
             work = items[row["network"], "infer", 1]
             terms = runtimes.terms(work, composition.predicted_operators(work, model))
-            ratio = file.ratio(way, terms, replace(EAGER, threads=way.threads))
-            parts.append({**row, "way": way, "predicted": ratio, "family": networks.family(row["network"])})
+            ratio = file.ratio(config, terms, replace(EAGER, threads=config.threads))
+            parts.append({**row, "config": config, "predicted": ratio, "family": networks.family(row["network"])})
     return pd.DataFrame(parts)
 
 
@@ -204,8 +206,8 @@ def ship() -> pd.DataFrame:
         rows[name], files[name], predicted = _learned_file(name, path, first)
         first = rows[name] if first is None else first
         held_out.save(held_out_rows(name, predicted), _path(name))
-        scores += [{"machine": name, "condition": way.label, "networks": fitted.networks, **fitted.scores}
-                   for way, fitted in files[name].conditions.items()]
+        scores += [{"machine": name, "condition": config.label, "networks": fitted.networks, **fitted.scores}
+                   for config, fitted in files[name].conditions.items()]
     lent = pd.concat([elsewhere(rows, files).assign(source=held_out.PROJECT, left_out="CPUs and families of networks"),
                       outsiders(files).assign(left_out="CPUs", licence="not stated")], ignore_index=True)
     for name, file in files.items():
@@ -213,8 +215,9 @@ def ship() -> pd.DataFrame:
     half = lent["device"].map({device: _half(lent[lent["device"] != device]) for device in lent["device"].unique()})
     held_out.save(held_out.frame(
         **lent[["device", "mode", "batch_size", "predicted", "left_out", "source"]], what=held_out.NEW_CPUS,
-        condition=[way.label for way in lent["way"]], group=lent["family"], case=lent["network"], measured=lent["latency"],
-        licence=lent["licence"].fillna("MIT"), low=lent["predicted"] * np.exp(-half), high=lent["predicted"] * np.exp(half)),
+        condition=[config.label for config in lent["config"]], group=lent["family"], case=lent["network"],
+        measured=lent["latency"], licence=lent["licence"].fillna("MIT"),
+        low=lent["predicted"] * np.exp(-half), high=lent["predicted"] * np.exp(half)),
         OUTSIDERS)
     return pd.DataFrame(scores)
 
@@ -230,11 +233,11 @@ def _learned_file(name: str, path: Path, first: pd.DataFrame | None) -> tuple[pd
     items = network_training.works(table.assign(input_shape=""))
     rows = with_terms(table, items)
     predicted, rates = left_out(rows, first), _learned(rows, first)
-    conditions = {way: _fitted(rates[way], part) for way, part in _by_way(predicted).items() if way in rates}
+    conditions = {config: _fitted(rates[config], part) for config, part in _by_config(predicted).items() if config in rates}
     if EAGER not in conditions:
         raise InputError(f"{path} has too few networks that ran in eager torch")
     instructions = {dtype: tuple(facts.get(f"{dtype}_instructions", ())) for dtype in ("bf16", "int8")}
     flops = [item.flops for item in items.values()]
     file = Runtimes(name, int(table["threads"].max()), instructions, conditions, 1.0, (min(flops), max(flops)),
                     preparations(table, items))
-    return rows, file, predicted[predicted["way"].isin(list(conditions))].reset_index(drop=True)
+    return rows, file, predicted[predicted["config"].isin(list(conditions))].reset_index(drop=True)

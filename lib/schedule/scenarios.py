@@ -66,17 +66,17 @@ def class_times(devices: Iterable[str], classes: Iterable[JobClass],
     profiled = steps.measured_ms(archive.runs("replay", reference))
     rows = []
     for kind in track(classes, "job classes"):
-        query = advise.CapturedQuery(
+        captured = advise.CapturedQuery(
             RunConfig(kind.model, kind.batch_size, mode=kind.mode, dtype=kind.dtype))
         measured_ms, asked = np.nan, predictors
         if kind.mode == "train":
-            measured_ms = profiled.get((kind.model, query.batch_size), np.nan)
+            measured_ms = profiled.get((kind.model, captured.batch_size), np.nan)
         if np.isfinite(measured_ms):
             asked = [predictor for predictor in predictors if predictor.device_type != "cpu"]
         if len(asked) < len(predictors):
             rows.append({"job_class": kind.id, "device": "cpu", "source": "measured",
                          "step_ms": measured_ms})
-        answers = advise.predictions([advise.Answer(query, predictor) for predictor in asked])
+        answers = advise.predictions([advise.Answer(captured, predictor) for predictor in asked])
         rows += [_row(kind, answer) for answer in answers.to_dict("records")]
     columns = ["job_class", "device", "memory_mb", "source", *_TIMES, *PHASE_COLUMNS]
     table = pd.DataFrame(rows, columns=columns)

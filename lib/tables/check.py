@@ -27,8 +27,8 @@ def checked(frame, columns: Mapping[str, Column], where: str, key: str = "",
             most: float = _LARGEST):
     """Return a table with the order and types of its columns; no number is above ``most``.
 
-    Raises InputError in one line: ``where``, the column, the row (by its column ``key``, or by its
-    number), what is there, and what would be right.
+    Raises InputError in one line: ``where``, the column, the row (by its column ``key``, which
+    tables of people have, or by its number), what is there, and what would be right.
     """
     import pandas as pd
 
@@ -43,7 +43,10 @@ def checked(frame, columns: Mapping[str, Column], where: str, key: str = "",
             row = int(wrong.argmax())
             cell = repr(cells.iloc[row]) if cells.notna().iloc[row] else "empty"
             place = f"of {rows[key].iloc[row]!r}" if key and key != name else f"in row {row + 1}"
-            raise InputError(f"{where}: {name} {place} is {cell}: it takes {column.takes(most)}")
+            takes = column.takes(most)
+            if key and column.default is not None and not column.empty:
+                takes += ", or nothing"
+            raise InputError(f"{where}: {name} {place} is {cell}: it takes {takes}")
         typed[name] = values.astype(column.dtype)
     return pd.DataFrame(typed, index=frame.index)
 

@@ -39,7 +39,7 @@ NETWORKS = {
     "energy_j": number("energy of one pass, idle power included", empty=True, default=nan),
     **shared.ENERGY, **shared.TF32,
     "compiled": switch("whether torch.compile compiled the network", default=False),
-    "runtime": text("what ran it: torch, onnxruntime, openvino", default="torch"),
+    "runtime": text("what ran it (lib/work/runtimes)", default="torch"),
     "instances": count("processes side by side, each on its own ``threads`` cores", default=1),
     "prepare_s": number("export, compilation, loading and first pass; 0: none",
                         empty=True, default=nan),

@@ -7,12 +7,15 @@ from typing import Any
 from lib.errors import entry
 from lib.names import known
 from lib.work import networks
+from lib.work.dtypes import AUTOCAST
+from lib.work.graph.ops import MODES
 from lib.work.runtimes import RUNTIMES, TORCH
 
 INT8 = "int8"  # of a quantised network
-DDP, DATA_PARALLEL = PARALLEL = ("ddp", "data_parallel")
-CHOICES = {"mode": ("infer", "train"), "dtype": ("fp32", "bf16", "fp16", INT8),
-           "layout": ("contiguous", "channels_last"), "parallel": PARALLEL, "runtime": RUNTIMES}
+DDP, DATA_PARALLEL = "ddp", "data_parallel"
+CHOICES = {"mode": MODES, "dtype": ("fp32", *AUTOCAST, INT8),
+           "layout": ("contiguous", "channels_last"), "parallel": (DDP, DATA_PARALLEL),
+           "runtime": RUNTIMES}
 CONDITION = ("runtime", "compiled", "dtype", "threads", "instances")  # whatever the network
 
 
@@ -81,8 +84,11 @@ class RunConfig:
 
     @property
     def label(self) -> str:
-        """Return it in a line, without a network and its batch where it has none."""
-        words = [self.network, self.mode, f"b{self.batch_size}"] if self.network else []
+        """Return it in a line: of one without a network the condition alone."""
+        words = []
+        if self.network:
+            batch = f"b{self.batch_size}" if self.batch_size else ""
+            words = [self.network, self.input_shape, self.mode, batch]
         words += ["torch.compile" if self.compiled else self.runtime, self.dtype]
         if self.layout != "contiguous":
             words.append(self.layout)

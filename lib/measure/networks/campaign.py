@@ -13,7 +13,7 @@ import pandas as pd
 
 from lib import store
 from lib.config.definitions import Campaign
-from lib.errors import entry
+from lib.errors import InputError, entry
 from lib.measure import machine
 from lib.measure.budget import Budget, interleaved
 from lib.measure.energy.trace import Energy
@@ -60,10 +60,16 @@ def cases(plan: Campaign, only: Sequence[str] = ()) -> list[Pair]:
 
 
 def on_device(wanted: Sequence[Pair], device_id: str) -> list[Pair]:
-    """Return the cases of a device: off the CPU each runs with the default heap of the host."""
-    if device_id.startswith(("cuda", "mps")):
-        return list(dict.fromkeys((config, "default") for config, _ in wanted))
-    return list(dict.fromkeys(wanted))
+    """Return the cases of a device: off the CPU each runs with the default heap of the host.
+
+    Those that only a CPU can run are left out there; InputError if no other is left.
+    """
+    if not device_id.startswith(("cuda", "mps")):
+        return list(dict.fromkeys(wanted))
+    able = [(config, "default") for config, _ in wanted if not config.is_for_cpu]
+    if wanted and not able:
+        raise InputError(f"each of these cases runs on a CPU alone, none on {device_id}")
+    return list(dict.fromkeys(able))
 
 
 def measure(wanted: Sequence[Pair], device_id: str = "cpu", rounds: int = 2, case_s: float = 1.0,
@@ -139,7 +145,7 @@ def reference_ms(rows: pd.DataFrame, raw: Path) -> pd.Series:
     passes = _passes(visits)
     by_case = passes[passes["counts"]].groupby(_CASE, sort=False)["reference_ms"].median()
     every = visits[-1].identity["threads"] if visits else 0
-    medians = {(_on_threads(case, every), memory): ms for (case, memory), ms in by_case.items()}
+    medians = {(_on_threads(config, every), memory): ms for (config, memory), ms in by_case.items()}
     return pd.Series([medians.get((RunConfig.from_row(row), row["memory"]), np.nan)
                       for row in rows.to_dict("records")], index=rows.index, dtype=float)
 
@@ -153,9 +159,9 @@ def summarise(visits: Collection[Visit], identity: store.Facts, device_id: str) 
     for visit in visits:
         for result in visit.results:
             results.setdefault((result.case, visit.memory), []).append(result)
-    rows = [{**shared, **_on_threads(case, identity["threads"]).columns, "memory": memory,
-             **_row(visited, passes.get((case, memory)))}
-            for (case, memory), visited in results.items()]
+    rows = [{**shared, **_on_threads(config, identity["threads"]).columns, "memory": memory,
+             **_row(visited, passes.get((config, memory)))}
+            for (config, memory), visited in results.items()]
     return pd.DataFrame(rows, columns=columns("networks"))
 
 

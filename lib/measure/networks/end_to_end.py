@@ -223,15 +223,15 @@ def _measure(cases: Sequence[RunConfig], device_id: str,
         # load the libraries before memory is counted
         torch.nn.functional.conv2d(torch.randn(1, 3, 8, 8), torch.randn(4, 3, 3, 3))
         results = []
-        for case in cases:
+        for config in cases:
             try:
-                with user_code.running(f"model {case.network!r} does not run"):
-                    results.append(_measure_case(case, device, options, kernel, meter, idle_w))
+                with user_code.running(f"model {config.network!r} does not run"):
+                    results.append(_measure_case(config, device, options, kernel, meter, idle_w))
             except InputError as error:
                 if error.__cause__ and is_broken_device(error.__cause__):  # it would fail all others
                     reason = f"{device} broke: {one_line(error.__cause__)}"
                     raise machine.DeviceLostError(reason) from None
-                results.append(Result(case=case, reason=str(error)))
+                results.append(Result(case=config, reason=str(error)))
             gc.collect()
             allocator.trim()
     return results, _identity(cases, device)
@@ -241,9 +241,8 @@ def _identity(cases: Sequence[RunConfig], device: torch.device) -> store.Facts:
     facts = {**machine.identity(), "threads": torch.get_num_threads(), "tf32": machine.tf32(device)}
     for dtype in ("bf16", "int8"):
         facts[f"{dtype}_instructions"] = machine.instructions(dtype)
-    for name in {case.runtime for case in cases} - {TORCH}:
-        if name in RUNTIMES:
-            facts[name] = RUNTIMES[name].INPUTS
+    for name in {config.runtime for config in cases} - {TORCH}:
+        facts[name] = RUNTIMES[name].INPUTS
     return facts
 
 
@@ -264,7 +263,7 @@ def in_a_process(cases: Sequence[RunConfig], device_id: str, options: MeasureOpt
                     imported=imported)
     except (WorkerLostError, machine.DeviceLostError) as error:
         if len(cases) == 1 or isinstance(error, machine.DeviceLostError):
-            return [Result(case=case, reason=str(error)) for case in cases], {}
+            return [Result(case=config, reason=str(error)) for config in cases], {}
         middle = len(cases) // 2
         halves = [in_a_process(part, device_id, options, memory)
                   for part in (cases[:middle], cases[middle:])]

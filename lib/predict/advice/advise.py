@@ -115,8 +115,7 @@ def answers(captured: CapturedQuery, predictors: Sequence[registry.Predictor], n
             and (config.gpus == 1 or answer.predictor.device_type != "cpu")]
     if not able or (named and len(able) < len(results)):
         unable = choices(answer.predictor.device for answer in results if answer not in able)
-        raise InputError(f"no networks were measured in this condition ({replace(config, network='').label} {config.mode}) "
-                         f"for: {unable}")
+        raise InputError(f"no networks were measured in this condition ({config.label}) for: {unable}")
     refusals = [limit_w and limits.refusal(answer.predictor.kind, limit_w) for answer in able]
     if all(refusals) or (named and any(refusals)):
         raise InputError(next(filter(None, refusals if named else reversed(refusals))))  # of a GPU: the CPU is the first

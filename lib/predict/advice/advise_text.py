@@ -27,6 +27,7 @@ CONFIDENCE_REACH = {"A": 1.25, "B": 1.5, "C": 2.5, "D": math.inf}  # how many ti
 _TRUSTED = ("A", "B")
 _ZERO_SHOT = "zero-shot from "
 _CHANGES, _SHORT, _NAMED = 3, 5, 4  # changes and devices that are shown, and devices named in a sentence
+_BUSY = 4  # times its usual time that the reference kernel takes at most while no others hold the cores
 _APART = 1.15  # times that a heap is faster from which both heaps are told
 _WORTH = 1.02  # a smaller gain is no reason to change anything
 CONFIDENCE = ("Confidence: the 90 % range reaches at most 1.25 (A), 1.5 (B) or 2.5 (C) times the prediction, or more (D). C on "
@@ -261,16 +262,23 @@ def _step_notes(advice: Advice) -> list[str]:
     return [f"{source} ({choices(devices)})" for source, devices in sources.items()]
 
 
+def usual_speed(advice: Advice) -> ProcessorSpeed | None:
+    """Return this CPU's usual speed; None unless it was measured when this very CPU was calibrated."""
+    cpu = advice.of("cpu")
+    speed = None if cpu is None or cpu.predictor.origin else cpu.predictor.model.facts.get("processor_speed")
+    return speed and ProcessorSpeed(**speed)
+
+
 def cpu_now(advice: Advice, kernel: KernelNow) -> Row:
     """Return the CPU's time at its usual speed and now, in ms (NaN if busy), and its speed as a share of the usual one.
 
-    Empty unless a calibration measured the usual time of the reference kernel on this CPU.
+    Empty without a ``usual_speed``.
     """
-    cpu = advice.of("cpu")
-    if cpu is None or cpu.predictor.model.scaling or "processor_speed" not in cpu.predictor.model.facts:
+    usual = usual_speed(advice)
+    if usual is None:
         return {}
-    usual = ProcessorSpeed(**cpu.predictor.model.facts["processor_speed"])
-    usual_ms, speed = cpu.estimate.predicted_ms, math.nan if kernel.busy else usual.usual_ms / kernel.ms
+    is_busy = kernel.busy or kernel.ms > _BUSY * usual.usual_ms
+    usual_ms, speed = advice.of("cpu").estimate.predicted_ms, math.nan if is_busy else usual.usual_ms / kernel.ms
     return {"usual_ms": usual_ms, "now_ms": usual_ms * speed ** -usual.elasticity, "speed": speed}
 
 
@@ -279,8 +287,9 @@ def _now(advice: Advice, kernel: KernelNow | None) -> str:
     if not row:
         return ""
     now = f"{_figures(row['now_ms'])} ms now (at {row['speed']:.2f} of its usual speed)"
-    if kernel.busy:
-        now = f"the machine is too busy to tell its speed now ({kernel.busy})"
+    if math.isnan(row["speed"]):
+        why = kernel.busy or f"the reference kernel takes over {_BUSY:g} times its usual time"
+        now = f"the machine is too busy to tell its speed now ({why})"
     return f"On this CPU: {_figures(row['usual_ms'])} ms usually; {now}."
 
 

@@ -25,7 +25,8 @@ from lib.predict.power import energy, limits
 from lib.predict.trust import quote
 from lib.work import dtypes
 from lib.work.graph import capture
-from lib.work.run_config import INT8, USUAL_CONDITION, DeviceCondition, RunConfig
+from lib.work.run_config import DATA_PARALLEL, DDP, INT8, USUAL_CONDITION, DeviceCondition, RunConfig
+from lib.work.runtimes import TORCH, runtime_of
 
 COLUMNS = (*"device source predicted_ms low_ms high_ms images_per_sec predicted_gbps memory_mb bound below_roof out_of_range "
             "fits measured_ms price_per_million dtype energy_j energy_low_j energy_high_j energy_share energy_source "
@@ -35,12 +36,15 @@ COLUMNS = (*"device source predicted_ms low_ms high_ms images_per_sec predicted_
 _LEAST_BATCH = 2  # a single sample runs other kernels than a batch: no line goes through it
 _LEAST_OF_ROOF = 0.8  # times the roofline time by stated peaks: clocks may be above the stated ones
 _COUNTS = ("calls", "backward_calls", "covered")  # columns of work that do not grow with the batch
+_NOT_COMPARED = {"gpus", "parallel", "threads"}  # a table of networks is of one GPU, or all threads of the model's CPU
 _HOST = {"loader_wait": "loader", "h2d": "copy", "optimizer": "optimizer"}  # parts of a step that may limit it
 
 
 def check(config: RunConfig) -> None:
-    """Raise InputError for a value that is none of its choices, and for GPUs that cannot share the batch."""
+    """Raise InputError for a value that is none of its choices, what its runtime lacks, or GPUs that cannot share a batch."""
     config.check()
+    if (config.runtime, config.dtype) != (TORCH, INT8):  # which advice refuses by device
+        runtime_of(config)
     if config.gpus not in parallel.GPUS or config.batch_size % config.gpus:
         raise InputError(f"{config.gpus} GPUs cannot share a batch of {config.batch_size or 1}: give 1 to {parallel.GPUS[-1]}, "
                          "and a multiple of them as the batch")
@@ -220,7 +224,7 @@ class Answer:
             passes = self._widened(self._at_peak_or_slower(passes or self._operator_sum))
         if config.mode == "infer":
             return passes or self._operator_sum
-        batches = config.gpus if config.parallel == parallel.DATA_PARALLEL else 1  # that a process loads
+        batches = config.gpus if config.parallel == DATA_PARALLEL else 1  # that a process loads
         load = {name: term * batches for name, term in steps.loading(config.network, self.work).items()}
         return steps.predict(self.predictor, self.work, load, passes=passes)
 
@@ -232,7 +236,7 @@ class Answer:
     @property
     def memory_mb(self) -> float:
         """Return the MB that a device needs; a training step's include the optimizer's state and DDP's buckets of gradients."""
-        buckets_mb = sum(self.work.trained) * 4 / 1e6 if self.config.gpus > 1 and self.config.parallel == "ddp" else 0.0
+        buckets_mb = sum(self.work.trained) * 4 / 1e6 if self.config.gpus > 1 and self.config.parallel == DDP else 0.0
         return getattr(self.estimate, "memory_mb", self.work.memory_mb) + buckets_mb
 
     @property
@@ -330,9 +334,9 @@ class Answer:
     def _runtime_terms(self) -> dict[str, float]:
         return runtimes.terms(self._in_fp32, composition.predicted_operators(self._in_fp32, self.predictor.model))
 
-    def runtime(self, way: RunConfig) -> runtimes.RuntimeAnswer:
+    def runtime(self, condition: RunConfig) -> runtimes.RuntimeAnswer:
         """Return the time of a pass under another condition on this CPU."""
-        return runtimes.answer(self._in_fp32, self._runtime_terms, self.eager, way)
+        return runtimes.answer(self._in_fp32, self._runtime_terms, self.eager, condition)
 
     def _by_runtime(self) -> Estimate:
         runtime, base = self.runtime(runtimes.condition_here(self.config)), self.eager["default"]
@@ -402,7 +406,7 @@ class Answer:
         table = self.predictor.measured_networks
         if table is None:
             return math.nan
-        case = replace(config, batch_size=batch_size).columns | {"status": "ok", "memory": "default"}
-        same = table[np.logical_and.reduce([table[name] == value for name, value in case.items() if name in table
-                                            and name != "threads"])]  # of the table they are those of the model
+        wanted = replace(config, batch_size=batch_size).columns | {"status": "ok", "memory": "default"}
+        compared = wanted.keys() - _NOT_COMPARED
+        same = table[np.logical_and.reduce([table[name] == wanted[name] for name in compared])]
         return float(same["latency_ms"].iloc[-1]) if len(same) else math.nan

@@ -3,6 +3,7 @@
 from lib.config import definitions
 from lib.errors import InputError
 from lib.measure import worker
+from lib.predict.advice import query
 from lib.work.building import timm_models
 from lib.work.run_config import RunConfig
 from lib.work.runtimes import runtime_of
@@ -22,7 +23,9 @@ def snippet(config: RunConfig) -> str:
     is_known = library in ("", timm_models.PREFIX) and config.network not in definitions.workloads()
     if config.mode != "infer" or not is_known:
         raise InputError("--code is for inference of networks of torchvision and timm")
-    config.check()
+    query.check(config)
+    if config.gpus > 1:
+        raise InputError(f"--code is for one device, not {config.gpus} GPUs")
     imports, run = runtime_of(config).example_program(config)
     build = f'timm.create_model("{name}")' if at else f'torchvision.models.get_model("{name}")'
     threads = config.threads or max(1, worker.usable_cores() // config.instances)

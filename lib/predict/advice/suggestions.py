@@ -89,11 +89,12 @@ def _runtimes(answer: Answer) -> list[Change]:
     if not answer.is_of_fp32_model or answer.uses_gain or (config.mode, config.layout) != ("infer", "contiguous"):
         return []
     here, before_ms = runtimes.condition_here(config), answer.passes.predicted_ms / config.instances
-    for way in runtimes.known():
-        if way != here:
-            learned, settings = answer.runtime(way), {name: getattr(way, name) for name in CONDITION}
-            change = Change(way.label, before_ms * way.instances / learned.predicted_ms, learned.evidence, settings)
-            kind = way.runtime, way.compiled, way.dtype
+    for condition in runtimes.known():
+        if condition != here:
+            learned = answer.runtime(condition)
+            settings = {name: getattr(condition, name) for name in CONDITION}
+            change = Change(condition.label, before_ms * condition.instances / learned.predicted_ms, learned.evidence, settings)
+            kind = condition.runtime, condition.compiled, condition.dtype
             best[kind] = max(best.get(kind, change), change, key=attrgetter("predicted_gain"))
     ranked = sorted(best.values(), key=attrgetter("predicted_gain"), reverse=True)
     exact = [change for change in ranked if change.settings["dtype"] != INT8]
@@ -110,11 +111,11 @@ def _learned(answer: Answer, change: Change) -> Change:
     if not answer.is_of_fp32_model or after.compiled:
         return change  # gains are over fp32
     try:
-        way = answer.gain(after.dtype, after.layout)
+        changed = answer.gain(after.dtype, after.layout)
         usual = answer.gain(before.dtype, before.layout).gain if answer.uses_gain else 1.0
     except InputError as error:
         return replace(change, why=f"not predicted: {error}")
-    return replace(change, predicted_gain=way.gain / usual, why=way.evidence)
+    return replace(change, predicted_gain=changed.gain / usual, why=changed.evidence)
 
 
 def retained_memory(answer: Answer) -> Change | None:

@@ -25,7 +25,7 @@ from lib.progress import track
 from lib.tables import columns
 from lib.work import networks
 from lib.work.graph import families
-from lib.work.run_config import RunConfig
+from lib.work.run_config import DATA_PARALLEL, RunConfig
 from lib.work.runtimes import RUNTIMES
 
 _WINOGRAD, _BOOST = 4.0, 1.1  # times the peak rate of counted products: by fewer products, by a clock above the stated one
@@ -285,7 +285,7 @@ def _networks(table: pd.DataFrame) -> pd.DataFrame:
     share = (table["dtype"].map(_TYPES) / _TYPES["fp32"]).where(is_pure, 1.0)
     answers[[*parallel.SIZES, "h2d_ms"]] *= share.to_numpy()[:, None]
     answers["h2d_ms"] = answers["h2d_ms"].where(is_training, answers["input_mb"] / steps.LINK_GBPS)
-    answers[["loader_wait_ms", "h2d_ms"]] *= gpus.where(table["parallel"] == parallel.DATA_PARALLEL, 1).to_numpy()[:, None]
+    answers[["loader_wait_ms", "h2d_ms"]] *= gpus.where(table["parallel"] == DATA_PARALLEL, 1).to_numpy()[:, None]
     out = {whole_networks.CASTS: is_pure, ZEROING: ~included[ZEROING]}
     parts = [part.without(*(name for name in out if out[name][index])) if isinstance(part, Parts) else None
              for index, part in answers["parts"].items()]
@@ -335,7 +335,7 @@ def _on_gpus(rows: pd.DataFrame, links: pd.DataFrame,
     many = rows.assign(alone_ms=alone_ms)[is_shared]
     measured = many.dropna(subset="alone_ms")
     many = pd.concat([many, measured.assign(**dict.fromkeys(parallel.ENDS, measured["alone_ms"]), what=FACTORS, widened=False)])
-    measured, parts = measured[measured["parallel"] == parallel.DATA_PARALLEL], [rows[~is_shared]]
+    measured, parts = measured[measured["parallel"] == DATA_PARALLEL], [rows[~is_shared]]
     for (device, family, scheme), part in many.groupby(["device", "group", "parallel"]):
         strangers = measured[(measured["device"] != device) & (measured["group"] != family)]
         costs = shipping or parallel.learn(links[links["device"] != device], strangers) or parallel.shipped()

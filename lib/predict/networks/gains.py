@@ -51,9 +51,9 @@ def fit(rows: pd.DataFrame) -> Composition:
     return fitting.learn(_SUMS, TERMS, rows, rows["ratio"].to_numpy(float))
 
 
-def gain_interval(way: Composition, terms: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+def gain_interval(fitted: Composition, terms: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     """Return by how many times a network of TERMS, or each of several, is faster, at least and at most."""
-    return sums.interval(1 / way.total(terms), way.half)
+    return sums.interval(1 / fitted.total(terms), fitted.half)
 
 
 def left_out(rows: pd.DataFrame) -> pd.DataFrame:
@@ -75,13 +75,15 @@ class Gains(Saved):
     machine: str
     threads: AtLeastOne
     bf16_instructions: tuple[str, ...]
-    ways: keyed(RunConfig, Composition)  # by mode, dtype and layout
+    ways: keyed(RunConfig, Composition, ("mode", "dtype", "layout"))
 
     FORMAT: ClassVar = Format("file of gains", RETRAIN)
 
     def __post_init__(self):
-        """Refuse rates of other terms."""
-        require(all(set(way.rates) == set(TERMS) for way in self.ways.values()), f"has rates of other terms than {TERMS}")
+        """Refuse rates of other terms, and what is no condition."""
+        for condition in self.ways:
+            condition.check()
+        require(all(set(fitted.rates) == set(TERMS) for fitted in self.ways.values()), f"has rates of other terms than {TERMS}")
 
 
 @cache
@@ -106,7 +108,7 @@ def serves(dtype: str) -> bool:
     """Return whether networks tell what an element type gains on this machine's CPU."""
     model = shipped()
     computed_so = dtype != "bf16" or machine.instructions("bf16") == model.bf16_instructions
-    return computed_so and any(way.dtype == dtype for way in model.ways)
+    return computed_so and any(condition.dtype == dtype for condition in model.ways)
 
 
 def answer(work: Work, cost_model: CostModel, dtype: str, layout: str) -> GainAnswer:
@@ -114,8 +116,8 @@ def answer(work: Work, cost_model: CostModel, dtype: str, layout: str) -> GainAn
 
     Raises InputError for what no networks were measured in, and for bf16 on a CPU that computes it otherwise than theirs.
     """
-    model, way = shipped(), RunConfig(mode=work.mode, dtype=dtype, layout=layout)
-    if way not in model.ways:
+    model, condition = shipped(), RunConfig(mode=work.mode, dtype=dtype, layout=layout)
+    if condition not in model.ways:
         raise InputError(f"no networks were measured on a CPU in {dtype} {layout}; there are: "
                          f"{choices(f'{other.dtype} {other.layout}' for other in model.ways if other.mode == work.mode)}")
     if not serves(dtype):
@@ -123,7 +125,7 @@ def answer(work: Work, cost_model: CostModel, dtype: str, layout: str) -> GainAn
             "neither, where bf16 is computed by other instructions and is often slower"
         raise InputError(f"networks were measured in bf16 on a CPU with {choices(model.bf16_instructions)}, and this one has "
                          f"{instructions}")
-    fitted = model.ways[way]
+    fitted = model.ways[condition]
     gain, low, high = gain_interval(fitted, terms(work, composition.predicted_operators(work, cost_model)))
     scores = fitted.scores
     evidence = (f"{dtype} {layout} gains {gain:.2f} ({low:.2f} to {high:.2f}); "

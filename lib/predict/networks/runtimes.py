@@ -22,7 +22,7 @@ from lib.predict.networks import composition
 from lib.predict.networks.composition import OPERATOR_KINDS, Composition, Estimate
 from lib.predict.networks.sums import interval, sums
 from lib.predict.networks.work import Work
-from lib.work.run_config import RunConfig
+from lib.work.run_config import CONDITION, RunConfig
 
 FOLDER = paths.REFERENCE / "models" / "runtimes"
 OUTSIDERS = FOLDER / "outsiders.csv"  # gains that others measured on their CPUs
@@ -102,25 +102,25 @@ def learn(rows: Mapping[RunConfig, pd.DataFrame],
     """
     rates: dict[RunConfig, dict[str, float]] = {}
 
-    def learned(way: RunConfig) -> np.ndarray:
-        if way not in rates:
-            first, usual = starting_condition(way) is None and way not in elsewhere, np.ones(len(TERMS))
-            if way in elsewhere:
-                usual = np.array([*elsewhere[way].values()])
+    def learned(condition: RunConfig) -> np.ndarray:
+        if condition not in rates:
+            first, usual = starting_condition(condition) is None and condition not in elsewhere, np.ones(len(TERMS))
+            if condition in elsewhere:
+                usual = np.array([*elsewhere[condition].values()])
             elif not first:
-                usual = learned(starting_condition(way))
-            elif way != EAGER:
+                usual = learned(starting_condition(condition))
+            elif condition != EAGER:
                 usual[-1] = _NO_FRESH
-            part, (kind, common, beside) = rows.get(way), _FIRST if first else _LATER
+            part, (kind, common, beside) = rows.get(condition), _FIRST if first else _LATER
             if part is not None and len(part):
                 (model,) = sums(len(KINDS), (kind,), common, beside, _NOISE, usual)
                 usual = model.rates(model.logs(part[list(TERMS)].to_numpy(float), part["latency_ms"].to_numpy(float)))
-            rates[way] = dict(zip(TERMS, usual.tolist(), strict=True))
-        return np.array([*rates[way].values()])
+            rates[condition] = dict(zip(TERMS, usual.tolist(), strict=True))
+        return np.array([*rates[condition].values()])
 
-    for way in rows:
-        learned(way)
-    return {way: rates[way] for way in rows}
+    for condition in rows:
+        learned(condition)
+    return {condition: rates[condition] for condition in rows}
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Runtimes(Saved):
     machine: str
     threads: AtLeastOne
     instructions: dict[str, tuple[str, ...]]
-    conditions: keyed(RunConfig, Composition)  # by RunConfig.condition
+    conditions: keyed(RunConfig, Composition, CONDITION)
     elsewhere_half: Positive
     flops: Limits
     prepare: dict[str, Composition] = field(default_factory=dict)
@@ -143,33 +143,36 @@ class Runtimes(Saved):
     FORMAT: ClassVar = Format("file of runtimes", RETRAIN)
 
     def __post_init__(self):
-        """Refuse rates of other terms, and a file without eager torch."""
+        """Refuse rates of other terms, what is no condition, and a file without eager torch."""
+        for condition in self.conditions:
+            condition.check()
         known = all(set(fitted.rates) == set(TERMS) for fitted in self.conditions.values())
         require(known, f"has rates of other terms than {TERMS}")
         require(EAGER in self.conditions, f"lacks {EAGER.label}")
 
-    def ratio(self, way: RunConfig, parts: Mapping[str, float], base: RunConfig = EAGER) -> float:
+    def ratio(self, condition: RunConfig, parts: Mapping[str, float], base: RunConfig = EAGER) -> float:
         """Return the time of a pass under a condition over that under ``base``; ``parts`` are TERMS of the network."""
-        return self.conditions[way].total(parts) / self.conditions[base].total(parts)
+        return self.conditions[condition].total(parts) / self.conditions[base].total(parts)
 
-    def lends(self, way: RunConfig, instructions: Mapping[str, Sequence[str]]) -> bool:
+    def applies(self, condition: RunConfig, instructions: Mapping[str, Sequence[str]]) -> bool:
         """Return whether a condition's ``ratio`` is that of a CPU with these instructions, too, on as many cores."""
-        return way in self.conditions and self.instructions.get(way.dtype, ()) == tuple(instructions.get(way.dtype, ()))
+        dtype = condition.dtype
+        return condition in self.conditions and self.instructions.get(dtype, ()) == tuple(instructions.get(dtype, ()))
 
     def is_smaller(self, work: Work) -> bool:
         """Return whether a pass has fewer FLOPs than those of all networks that taught."""
         return work.flops < self.flops[0]
 
-    def refusal(self, way: RunConfig) -> str:
+    def refusal(self, condition: RunConfig) -> str:
         """Return why nothing is known of a condition on this CPU; empty where something is."""
-        if way not in self.conditions:
-            return (f"no networks were measured on a CPU in {way.label}; there are: "
+        if condition not in self.conditions:
+            return (f"no networks were measured on a CPU in {condition.label}; there are: "
                     f"{choices(other.label for other in self.conditions)}")
-        theirs, own = self.instructions.get(way.dtype, ()), machine.instructions(way.dtype)
+        theirs, own = self.instructions.get(condition.dtype, ()), machine.instructions(condition.dtype)
         if theirs != own:
-            return (f"networks were measured in {way.dtype} on a CPU with {choices(theirs) or 'no instructions for it'}, and "
-                    f"this one has {choices(own) or 'none'}")
-        if (way.threads or way.instances > 1) and worker.usable_cores() != self.threads:
+            return (f"networks were measured in {condition.dtype} on a CPU with "
+                    f"{choices(theirs) or 'no instructions for it'}, and this one has {choices(own) or 'none'}")
+        if (condition.threads or condition.instances > 1) and worker.usable_cores() != self.threads:
             return (f"threads and processes were measured on a CPU with {self.threads} cores, and this one has "
                     f"{worker.usable_cores()}")
         return ""
@@ -198,7 +201,7 @@ def nearest(files: Sequence[Runtimes], instructions: Mapping[str, Sequence[str]]
 
 def known() -> tuple[RunConfig, ...]:
     """Return the conditions other than eager torch that networks were measured in on a CPU like this one."""
-    return tuple(way for way in shipped().conditions if way != EAGER and not shipped().refusal(way))
+    return tuple(condition for condition in shipped().conditions if condition != EAGER and not shipped().refusal(condition))
 
 
 @cache
@@ -207,16 +210,17 @@ def _empty_passes() -> pd.DataFrame:
     return table[table["network"] == _EMPTY]
 
 
-def call_cost(way: RunConfig) -> tuple[float, str]:
+def call_cost(condition: RunConfig) -> tuple[float, str]:
     """Return the ms of a pass of an empty network, and the machine: this one, or else all that measured it (the median).
 
     Raises InputError for a condition in which none did.
     """
     rows = _empty_passes()
-    rows = rows[(rows[_CALL] == [getattr(way, name) for name in _CALL]).all(axis=1)]
+    rows = rows[(rows[_CALL] == [getattr(condition, name) for name in _CALL]).all(axis=1)]
     own = rows[rows["machine"] == machine.name()]
     if rows.empty:
-        raise InputError(f"{CALLS} has no empty network in {way.label}; measure it with: python -m benchmarks runtime_calls")
+        raise InputError(f"{CALLS} has no empty network in {condition.label}; measure it with: "
+                         "python -m benchmarks runtime_calls")
     rows = rows if own.empty else own
     return float(rows["low_ms"].median()), choices(rows["machine"])
 
@@ -237,17 +241,17 @@ class RuntimeAnswer:
     is_outside: bool = False
 
 
-def answer(work: Work, parts: Mapping[str, float], heaps: Mapping[str, Estimate], way: RunConfig) -> RuntimeAnswer:
+def answer(work: Work, parts: Mapping[str, float], heaps: Mapping[str, Estimate], condition: RunConfig) -> RuntimeAnswer:
     """Predict a pass of a network under a condition on this CPU; ``parts`` are its TERMS.
 
     ``heaps``: the estimates of eager torch with a retained heap (``kept``) and the default one. Raises InputError for what no
     networks were measured in on a CPU like this one.
     """
     models = shipped()
-    if refused := models.refusal(way):
+    if refused := models.refusal(condition):
         raise InputError(refused)
-    fitted, eager = models.conditions[way], models.conditions[EAGER]
-    steps = {preparation(way), preparation(replace(way, dtype="fp32"))}  # what is quantised was exported first
+    fitted, eager = models.conditions[condition], models.conditions[EAGER]
+    steps = {preparation(condition), preparation(replace(condition, dtype="fp32"))}  # what is quantised was exported first
     prepare_s = sum(models.prepare[step].total(preparation_terms(work)) for step in steps if step in models.prepare)
     computing = {name: ms for name, ms in parts.items() if name != "fresh"} | {"fresh": 0.0}
     kept, fresh_ms = heaps["kept"], max(0.0, heaps["default"].predicted_ms - heaps["kept"].predicted_ms)
@@ -255,14 +259,14 @@ def answer(work: Work, parts: Mapping[str, float], heaps: Mapping[str, Estimate]
         fresh_ms * fitted.rates["fresh"] / eager.rates["fresh"]
     is_borrowed, scores = models.machine != machine.name(), fitted.scores
     half = float(np.hypot(models.elsewhere_half if is_borrowed else fitted.half, np.log(kept.high_ms / kept.predicted_ms)))
-    evidence = (f"{way.label}: from {fitted.networks} networks on {models.machine} with {models.threads} threads; there the "
-                f"time of families left out errs by {scores['mape']:.0f} % (typically {scores['median']:.0f} %)")
+    evidence = (f"{condition.label}: from {fitted.networks} networks on {models.machine} with {models.threads} threads; "
+                f"there the time of families left out errs by {scores['mape']:.0f} % (typically {scores['median']:.0f} %)")
     is_outside = not models.flops[0] <= work.flops <= models.flops[1]
     if is_outside:
         half, (least, most) = max(half, _OUTSIDE_HALF), (f"{flops / 1e9:.3g}" for flops in models.flops)
         evidence += f"; its {work.flops / 1e9:.3g} GFLOPs lie outside of the {least} to {most} of these networks"
     if models.is_smaller(work):
-        call_ms, called_on = call_cost(way)
+        call_ms, called_on = call_cost(condition)
         ms += call_ms
         evidence += f"; a call costs {call_ms * 1e3:.3g} us (an empty network on {called_on})"
     return RuntimeAnswer(*interval(ms, half), evidence, prepare_s, is_borrowed, is_outside)

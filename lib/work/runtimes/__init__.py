@@ -1,8 +1,11 @@
 """What runs networks: one file per runtime, and their registry.
 
-Each module has NAME, DTYPES, IS_TORCH (trains, has layouts and devices; others have INPUTS, how
-passes get their inputs, for the provenance), and
+Each module has
 
+- ``NAME`` and ``DTYPES``, the element types of networks that it runs;
+- ``IS_TORCH``: whether it trains, and has layouts and devices;
+- ``INPUTS``, if it is not torch's: how passes get their inputs, which goes into
+  ``networks.meta.json``;
 - ``prepare(model, inputs, config, folder)``: one pass, ready to call, of a model with ``inputs`` (a
   list, and a dictionary by name), by the ``RunConfig``; ``folder`` keeps files between calls;
 - ``example_program(config)``: imports and lines of a program to paste, which has ``model``,
