@@ -135,8 +135,7 @@ zoo:NotOne       zoo.py) has no class 'NotOne' of torch.nn.Module, nor a functio
 zoo:nothing      model 'zoo:nothing' gives a NoneType, not a torch.nn.Module
 zoo:with_width   must be buildable without arguments: missing a required argument: 'width'
 zoo:scripted     holds TorchScript, which hides its operators; give the class that was scripted
-zoo:instance     zoo has no class 'instance'
-zoo:number       zoo has no class 'number'
+zoo:number       zoo.py) has no class 'number'
 importfails:X    No module named 'absent_module' (importfails.py, line 1); modules are looked for
 raising:X        model 'raising:X': cannot import 'raising': OSError: no (raising.py, line 2)
 exiting:X        cannot import 'exiting': it ends the program, by sys.exit(3) (exiting.py, line 2)
@@ -232,6 +231,6 @@ def test_a_measured_network_that_exits_is_a_reason(zoo, capfd, monkeypatch):
     monkeypatch.setenv("LIB_LOCKS", str(zoo))
     cases = [RunConfig(f"zoo:{name}", 1, "3x8x8") for name in ("Exits", "Prints")]
     results, _ = end_to_end._measure(cases, "cpu", end_to_end.MeasureOptions(0.001))
-    assert results[0].reason == "model 'zoo:Exits' does not run: it ends the program, by sys.exit(0) (zoo.py, line 29)"
+    assert results[0].reason == "model 'zoo:Exits' does not run: it ends the program, by sys.exit(0) (zoo.py, line 26)"
     assert results[1].reason == "" and len(results[1].samples_ms) >= end_to_end.LEAST
     assert capfd.readouterr().out == ""
