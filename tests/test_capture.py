@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from lib.work import models, networks
-from lib.work.building import fakes
+from lib.work.building import fake_mode, fakes
 from lib.work.graph import capture, counts, families, rebuild
 from lib.work.graph.ops import Op, TensorSpec
 from tests import in_both_modes, nightly, real_pass
@@ -100,6 +100,38 @@ def test_capture_neither_runs_nor_allocates_nor_changes_the_network():
     assert psutil.Process().memory_info().rss - memory < 500e6
     assert list(map(id, model.parameters())) == before
     assert model.training and all(value.grad is None for value in model.parameters())
+
+
+class WritesOut(nn.Linear):
+    """Writes results into a tensor that was made for it: torch resizes that one."""
+
+    def __init__(self):
+        super().__init__(4, 4)
+
+    def forward(self, x):
+        out = x.new_empty(0)
+        torch.cat([x, self.weight], 0, out=out)
+        return out.relu()
+
+
+class Negated(nn.Linear):
+    """Computes with a negated view of its input, which torch copies first."""
+
+    def __init__(self):
+        super().__init__(4, 4)
+
+    def forward(self, x):
+        return torch.fft.rfft(x @ self.weight).conj().imag + 1
+
+
+@pytest.mark.parametrize("name, shape, mode", [
+    ("simple_cnn", "1x28x28", "train"), ("mobilenet_v3_small", "3x64x64", "train"), ("timm:vit_tiny_patch16_224", "", "infer"),
+    (f"{__name__}:WritesOut", "4", "infer"), (f"{__name__}:Negated", "4", "infer")])
+def test_what_is_captured_again_from_known_results_is_what_torch_derives(name, shape, mode, monkeypatch):
+    net = networks.network(name, 2, shape)
+    first, again = capture.of_network(net, mode), capture.of_network(net, mode)
+    monkeypatch.setattr(fake_mode.CachingFakeMode, "_key", lambda *_: None)
+    assert first == again == capture.of_network(net, mode)
 
 
 SPEC = TensorSpec((2, 3, 4), (12, 4, 1))

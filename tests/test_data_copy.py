@@ -109,12 +109,26 @@ def test_a_pull_that_breaks_anywhere_leaves_no_torn_file_and_no_listing_and_goes
     (lambda far: (far / "a.csv").write_bytes(b"x" * 12), "a.csv is damaged there; push it again"),
     (lambda far: (far / "a.csv").unlink(), "a.csv cannot be copied: FileNotFoundError"),
     *((lambda far, name=name: (far / LISTING).write_text(f"{'0' * 64}  {name}\n"), "leads out of the folder")
-      for name in ("../out", "/etc/out", "a/../../out"))])
+      for name in ("../out", "/etc/out", "a/../../out")),
+    *((lambda far, text=text: (far / LISTING).write_bytes(text), "far holds no complete copy of a folder: .*" + words)
+      for text, words in ((b"<html>", "a line '<html>', which is no SHA-256"), (b"\xff", "UnicodeDecodeError"),
+                          (b"", "line ''"))),
+    (lambda far: (far / LISTING).write_text(f"{'0' * 64}  a/.git/hooks/x\n"), "'a/.git/hooks/x' is hidden")])
 def test_damaged_copies_and_names_that_leave_the_folder_are_refused(tmp_path, copied, damage, words):
     damage(copied[1])
     with refused(words):
         pull(str(copied[1]), tmp_path / "new")
     assert "a.csv" not in contents(tmp_path / "new")
+
+
+def test_any_printable_name_is_copied_and_one_of_control_characters_is_refused(tmp_path):
+    here = written(tmp_path / "here", {"a\u2028b.csv": b"1", "ä b": b"2"})
+    assert list(push(here, str(tmp_path / "far"))) == list(pull(str(tmp_path / "far"), tmp_path / "there"))
+    with refused(r"here holds 'a\\nb', whose name has control characters"):
+        push(written(here, {"a\nb": b""}), str(tmp_path / "far"))
+    (tmp_path / "there" / LISTING).write_bytes(b"\xff")
+    with refused("checksums.sha256 is damaged: .*; remove it"):
+        pull(str(tmp_path / "far"), tmp_path / "there")
 
 
 def test_links_are_neither_copied_nor_followed(copied):

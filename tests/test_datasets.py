@@ -114,6 +114,13 @@ def test_an_image_folder(tmp_path):
         torch.testing.assert_close(cut, recipe(Image.open(path).convert("RGB")))
 
 
+def test_a_damaged_stand_in_is_one_line(home):
+    path = synthetic.write_stand_in("organmnist3d", 28)
+    path.write_bytes(path.read_bytes()[:-30])
+    with refused("organmnist3d.* is damaged: .*; remove it"):
+        opened(source="synthetic")
+
+
 @pytest.fixture
 def published(home, made_once, monkeypatch):
     """Put a file where organmnist3d lies, and take its MD5 for the published one."""

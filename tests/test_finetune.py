@@ -285,6 +285,18 @@ def test_a_checkpoint_of_hugging_face_gets_a_head_for_the_classes(tmp_path):
         built("ab", model_flavour=where, load_pretrained=True)
 
 
+def test_the_inputs_of_a_model_are_those_of_its_image_processor(tmp_path):
+    from transformers import ViTImageProcessor
+
+    def inputs(**changes):
+        return models.network(small(model_flavour=where, **changes), COLOURS).inputs
+
+    where = cut_training.tiny_vit(tmp_path)
+    assert inputs() == Inputs(3, 28), "without one: its size, and the usual"
+    ViTImageProcessor(size={"height": 40, "width": 40}, image_mean=[0.1, 0.2, 0.3]).save_pretrained(tmp_path)
+    assert inputs().size == 40 and inputs().mean == (0.1, 0.2, 0.3) and inputs(image_size=32).size == 32
+
+
 class _Harmful:
     def __reduce__(self):
         return pytest.fail, ("it was run",)
@@ -415,6 +427,17 @@ def test_a_loss_that_is_no_number_stops_the_run_and_says_where(home, tmp_path, m
     assert np.isfinite(history.loc[history["name"] == "train/step_loss", "value"]).tolist()[:4] == [True] * 3 + [False]
     assert all(torch.isfinite(value).all() for value in last(tmp_path).values())
     assert [path.name for path in distributed.states(tmp_path / "checkpoints")] == ["state-000001-00000000"]
+
+
+def test_weights_that_are_no_number_after_the_last_step_end_no_run_well(home, tmp_path, monkeypatch):
+    class Broken(torch.optim.SGD):
+        def step(self, closure=None):
+            self.param_groups[0]["params"][0].data.fill_(math.nan)
+
+    monkeypatch.setattr(optimization, "optimizer", lambda config, model: Broken(model.parameters(), lr=1.0))
+    with refused("val_acc@1 is no number after any epoch"):
+        trained(tmp_path, batch_size=64, max_datapoints_per_class=4)
+    assert not (tmp_path / "summary.json").exists()
 
 
 def test_the_energy_of_an_epoch_is_that_of_all_processes(home, tmp_path, monkeypatch):

@@ -1,6 +1,8 @@
 """What tables, jobs and executed notebooks of others bring into the page and into notebooks: words, and nothing that runs."""
 
+import os
 import re
+import subprocess
 from html.parser import HTMLParser
 
 import nbformat
@@ -74,6 +76,29 @@ def test_a_hostile_executed_notebook_is_shown_and_not_run(hostile):
     built, _ = report.page(hostile)
     assert dangers(built) == []
     assert "default-src 'none'; img-src data:" in built
+
+
+def opened(chromium, folder, content):
+    """Return the title of a page after a browser has opened it."""
+    path = folder / "opened.html"
+    path.write_text(content)
+    words = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--dump-dom",
+             "--disable-background-networking", f"--user-data-dir={folder / 'user'}",
+             "--virtual-time-budget=5000", f"file://{path}"]
+    done = subprocess.run([chromium, *words], capture_output=True, text=True, timeout=120, check=True,
+                          env={**os.environ, "TMPDIR": "/tmp"})  # the path of its socket must be short
+    return re.search(r"<title>(.*?)</title>", done.stdout).group(1)
+
+
+@pytest.mark.nightly
+def test_nothing_runs_in_a_browser(hostile, chromium, tmp_path):
+    built, _ = report.page(hostile)
+    free = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", built)
+    title = re.search(r"<title>(.*?)</title>", built).group(1)
+    assert free != built
+    assert opened(chromium, tmp_path, free) == title, "cleaned, it runs nothing even without the policy"
+    assert opened(chromium, tmp_path, built.replace("</body>", f"{FORGED}</body>")) == title, "the policy alone stops it too"
+    assert opened(chromium, tmp_path, free.replace("</body>", f"{FORGED}</body>")) == "7", "this browser would run it"
 
 
 @pytest.mark.parametrize("keys, entry, texts, told", [

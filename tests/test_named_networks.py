@@ -2,6 +2,7 @@
 
 import functools
 import json
+import socket
 from dataclasses import replace
 
 import pytest
@@ -107,6 +108,8 @@ def test_inputs_are_read_as_they_are_meant():
 
 
 NO_INPUTS = """
+nested.yaml   batch is a dictionary, and an input that is one is not read
+name.yaml     'two words' is no name of an argument
 3x            input shape '3x' is none
 512:int65     no element type 'int65' of an input
 nowhere.yaml  nowhere.yaml is missing
@@ -119,7 +122,8 @@ wrong.yaml    wrong.yaml: ids '6x' is none
 @pytest.mark.parametrize("case", NO_INPUTS.strip().splitlines())
 def test_inputs_that_are_none_are_one_line(case, tmp_path, monkeypatch):
     text, words = case.split(maxsplit=1)
-    monkeypatch.chdir(written_to(tmp_path, {"empty.yaml": "{}", "list.yaml": "[1, 2]", "wrong.yaml": "ids: 6x"}))
+    monkeypatch.chdir(written_to(tmp_path, {"empty.yaml": "{}", "list.yaml": "[1, 2]", "wrong.yaml": "ids: 6x",
+                                                "nested.yaml": "batch: {x: 16}", "name.yaml": "two words: 6"}))
     with refused(words):
         inputs.parse(text)
 
@@ -230,6 +234,7 @@ hf:{}/strange          cannot be read
 hf:{}/wrong            cannot be
 hf:{}/remote           cannot be read
 timm:convnext_tinny    timm has no network 'convnext_tinny'; did you mean convnext_tiny
+timm:resnet50.         timm has no '' of 'resnet50'; there are:
 timm:resnet50.nobodys  timm has no 'nobodys' of 'resnet50'; there are:
 resnet51               no model 'resnet51'; there are: W1
 convnext_tinny         ; did you mean convnext_tiny
@@ -245,6 +250,29 @@ def test_a_name_that_is_none_is_one_line(case, tmp_path):
         written_to(tmp_path / folder, {"config.json": content, "code.py": "raise SystemExit('it ran')"})
     with refused(words):
         capture.of_network(networks.network(name.format(tmp_path)))
+
+
+def test_an_architecture_that_is_no_network_gives_way_to_the_usual_one(tmp_path):
+    net = networks.network(written(tmp_path, "bert", architectures=["BertConfig"], **SMALL))
+    assert type(net.build()).__name__ == "BertModel"
+
+
+def test_no_config_looks_anything_up_in_the_network(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *address, **_: asked.append(address) or [])
+    name = written(tmp_path, "upernet", backbone="microsoft/resnet-50", use_pretrained_backbone=False)
+    with refused("cannot be "):
+        networks.network(name).build()
+    assert asked == []
+
+
+def test_a_network_without_a_stated_size_is_refused_without_one(monkeypatch):
+    import timm
+
+    monkeypatch.setattr(timm, "get_pretrained_cfg", lambda name: None)
+    with refused("timm states no input size of 'resnet18'; give one: --input-size 3x224x224"):
+        networks.network("timm:resnet18")
+    assert networks.network("timm:resnet18", 1, "3x64x64").shape == (1, 3, 64, 64)
 
 
 def test_a_quantised_config_is_one_line(tmp_path):

@@ -81,8 +81,9 @@ def test_pictures_are_turned_as_their_exif_says(tmp_path, name, values):
 
 
 @pytest.mark.parametrize("name, values, words", [
-    ("wide.tif", np.full((2, 2), 70_000, np.int32), "or values of more than 16 bits; replace"),
-    ("floats.tif", np.zeros((2, 2), np.float32), "it holds floats"),
+    ("wide.tif", np.full((2, 2), 700, np.int32), "it holds floats or integers of 32 bits"),
+    ("floats.tif", np.zeros((2, 2), np.float32), "it holds floats or integers"),
+    ("dark.png", np.full((2, 2), 4095, np.uint16), "its largest value is 4095 of 65535, so 8 bits"),
     ("empty.jpg", b"", "cannot be read: Pillow knows no picture of this kind; "),
     ("cut.png", b"\x89PNG\r\n\x1a\n\0\0", "cannot be read: .*; replace or remove the file"),
     ("huge.png", Image.new("1", (20_000, 10_000)), "cannot be read: DecompressionBombError: ")])

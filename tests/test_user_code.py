@@ -12,7 +12,7 @@ from lib.measure.networks import end_to_end
 from lib.predict.advice import advise
 from lib.predict.analytic import complexity, cross_check
 from lib.predict.networks import work
-from lib.work import models, networks
+from lib.work import models, networks, user_code
 from lib.work.graph import capture
 from lib.work.run_config import RunConfig
 from tests import refused
@@ -90,7 +90,17 @@ def made(): return Fine()
 def nothing(): return None
 def with_width(width): return Fine()
 def scripted(): return torch.jit.script(Fine())
+def prints_and_fails():
+    print("started")
+    raise KeyError("no")
 instance = Fine()
+class Sets(Fine):
+    def __init__(self):
+        super().__init__()
+        torch.set_default_dtype(torch.float64)
+        torch.set_default_device("meta")
+        torch.set_grad_enabled(False)
+        torch.set_num_threads(torch.get_num_threads() + 1)
 number = 7
 '''
 BROKEN = {"importfails": "import absent_module", "raising": "x = 1\nraise OSError('no')",
@@ -120,18 +130,18 @@ zoo:Same         model 'zoo:Same' computes nothing of an input of shape (1, 3, 8
 zoo:OnlyViews    computes nothing of an input
 zoo:Empty        computes nothing of an input
 zoo:InLibrary    (zoo.py, line 66)
-zoo:NotOne       zoo has no class 'NotOne' of torch.nn.Module, nor a function
+zoo:instance     is a network that is built already; name its class, Fine, or a function
+zoo:NotOne       zoo.py) has no class 'NotOne' of torch.nn.Module, nor a function
 zoo:nothing      model 'zoo:nothing' gives a NoneType, not a torch.nn.Module
 zoo:with_width   must be buildable without arguments: missing a required argument: 'width'
 zoo:scripted     holds TorchScript, which hides its operators; give the class that was scripted
-zoo:instance     zoo has no class 'instance'
-zoo:number       zoo has no class 'number'
+zoo:number       zoo.py) has no class 'number'
 importfails:X    No module named 'absent_module' (importfails.py, line 1); modules are looked for
 raising:X        model 'raising:X': cannot import 'raising': OSError: no (raising.py, line 2)
 exiting:X        cannot import 'exiting': it ends the program, by sys.exit(3) (exiting.py, line 2)
 unreadable:A     cannot import 'unreadable': SyntaxError: invalid syntax (unreadable.py, line 1)
 nowhere:Net      cannot import 'nowhere': ModuleNotFoundError: No module named 'nowhere'
-os:system        os has no class 'system' of torch.nn.Module
+os:system        os.py) has no class 'system' of torch.nn.Module
 """.strip().splitlines()
 
 
@@ -143,6 +153,20 @@ os:system        os has no class 'system' of torch.nn.Module
 def test_a_failure_of_users_code_is_one_line(name, words, zoo):
     with refused(re.escape(words)):
         work.captured(networks.network(name, 1, "3x8x8"), "infer")
+
+
+def test_settings_of_the_process_are_put_back(zoo):
+    before = [read() for read, _ in user_code._SETTINGS]
+    networks.network("zoo:Sets").build()
+    assert [read() for read, _ in user_code._SETTINGS] == before
+    capture.of_network(networks.network("zoo:Sets", 1, "3x8x8"))
+    assert [read() for read, _ in user_code._SETTINGS] == before
+
+
+def test_a_builder_that_fails_runs_once(zoo, capfd):
+    with refused("cannot be built: KeyError: 'no'"):
+        capture.of_network(networks.network("zoo:prints_and_fails"))
+    assert capfd.readouterr().err.count("started") == 1
 
 
 def test_a_network_too_large_for_memory_is_counted_and_not_run(zoo):
@@ -177,10 +201,12 @@ def test_an_input_that_a_network_cannot_take_is_refused(shape, words):
 
 
 def test_a_workloads_first_layer_is_fitted_to_its_dataset_still():
-    with refused("model 'cnn3d' takes 3D inputs of 2 channels, not 2x16x16; give 2x28x28x28"):
+    with refused("model 'cnn3d' takes 3D inputs of 1 channels, not 2x16x16; give 1x28x28x28"):
         networks.network("cnn3d", 1, "2x16x16")
     assert models.build("resnet18", 1, 10).conv1.in_channels == 1
     assert networks.network("simple_cnn", 1, "5x28x28").build().features[0].in_channels == 5
+    with refused("model 'simple_cnn' takes 2D inputs of 3 channels, not 28x28; give 3x224x224"):
+        networks.network("simple_cnn", 1, "28x28")
     with refused("batch size -1 is negative; give 1 or more"):
         networks.network("resnet18", -1)
 
@@ -205,6 +231,6 @@ def test_a_measured_network_that_exits_is_a_reason(zoo, capfd, monkeypatch):
     monkeypatch.setenv("LIB_LOCKS", str(zoo))
     cases = [RunConfig(f"zoo:{name}", 1, "3x8x8") for name in ("Exits", "Prints")]
     results, _ = end_to_end._measure(cases, "cpu", end_to_end.MeasureOptions(0.001))
-    assert results[0].reason == "model 'zoo:Exits' does not run: it ends the program, by sys.exit(0) (zoo.py, line 29)"
+    assert results[0].reason == "model 'zoo:Exits' does not run: it ends the program, by sys.exit(0) (zoo.py, line 26)"
     assert results[1].reason == "" and len(results[1].samples_ms) >= end_to_end.LEAST
     assert capfd.readouterr().out == ""

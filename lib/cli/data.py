@@ -51,7 +51,7 @@ def _push(options: argparse.Namespace) -> None:
     from lib.work import data_copy
 
     count = len(data_copy.push(options.folder, options.url))
-    print(f"{count} files pushed, each checked by SHA-256")
+    print(f"{count} files pushed; data pull checks each by SHA-256")
 
 
 def _pull(options: argparse.Namespace) -> None:

@@ -14,6 +14,8 @@ from lib.errors import InputError, refused
 from lib.progress import track
 
 LISTING = "checksums.sha256"
+_LINE = re.compile(r"([0-9a-f]{64})  ([^\x00-\x1f\x7f-\x9f\ud800-\udfff]+)")  # SHA-256 and name
+_HIDDEN = re.compile(r"(^|/)\.")
 
 
 def push(folder: Path, url: str) -> dict[str, str]:
@@ -21,9 +23,12 @@ def push(folder: Path, url: str) -> dict[str, str]:
     digests = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        is_hidden = re.search(r"(^|/)\.", name)
-        if path.is_file() and not path.is_symlink() and not is_hidden and name != LISTING:
+        is_copied = path.is_file() and not path.is_symlink() and name != LISTING
+        if is_copied and not _HIDDEN.search(name):
             digests[name] = _digest(path)
+            if not _LINE.fullmatch(f"{digests[name]}  {name}"):
+                raise InputError(f"{folder} holds {name!r}, whose name has control characters or "
+                                 "is no UTF-8; rename it")
     if not digests:
         raise InputError(f"{folder} holds no files")
     listing = "".join(f"{digest}  {name}\n" for name, digest in digests.items())
@@ -42,19 +47,22 @@ def push(folder: Path, url: str) -> dict[str, str]:
 def pull(url: str, folder: Path) -> dict[str, str]:
     """Copy what was pushed to a URL into a folder; return the SHA-256 of each file by name.
 
-    Raises InputError for names that leave the folder, and for files here that differ from the copy
-    and from the last one; they stay.
+    Raises InputError for a listing that is none, for names that are hidden or leave the folder, and
+    for files here that differ from the copy and from the last one; they stay.
     """
     remote, shown = _opened(url)
     with refused(f"{shown} holds no complete copy of a folder: "):
-        listing = remote.cat_file(LISTING).decode()
+        listing = remote.cat_file(LISTING)
+        digests, missing = _parsed(listing), []
     own = folder / LISTING
-    before = _parsed(own.read_text()) if own.is_file() else {}
-    digests, missing = _parsed(listing), []
+    with refused(f"{own} is damaged: ", "; remove it"):
+        before = _parsed(own.read_bytes()) if own.is_file() else {}
     for name, digest in digests.items():
         path = folder / name
         if not path.resolve().is_relative_to(folder.resolve()):
             raise InputError(f"{shown}: {name!r} leads out of the folder")
+        if _HIDDEN.search(name):
+            raise InputError(f"{shown}: {name!r} is hidden, and hidden files are not copied")
         here = _digest(path) if path.is_file() else None
         if here not in (None, digest, before.get(name)):
             raise InputError(f"{path} differs from the copy and is not overwritten; move it away, "
@@ -68,7 +76,7 @@ def pull(url: str, folder: Path) -> dict[str, str]:
             if _digest(part) != digests[name]:
                 raise InputError(f"{shown}: {name} is damaged there; push it again")
             os.replace(part, folder / name)
-    files.replace(own, listing.encode())
+    files.replace(own, listing)
     return digests
 
 
@@ -88,6 +96,11 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _parsed(listing: str) -> dict[str, str]:
-    """Return name and SHA-256 of each line."""
-    return {line[66:]: line[:64] for line in listing.splitlines()}
+def _parsed(listing: bytes) -> dict[str, str]:
+    """Return the SHA-256 of each file by name; ValueError for a listing that is none."""
+    digests = {}
+    for line in listing.decode().removesuffix("\n").split("\n"):
+        if not (match := _LINE.fullmatch(line)):
+            raise ValueError(f"{LISTING} has a line {line[:60]!r}, which is no SHA-256 and name")
+        digests[match[2]] = match[1]
+    return digests

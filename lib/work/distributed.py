@@ -78,8 +78,12 @@ def save_state(accelerator: Any, folder: Path, name: str, progress: dict[str, An
         shutil.rmtree(partial, ignore_errors=True)
         files.folder(partial)
     accelerator.wait_for_everyone()
-    with weights.writing(target):
-        accelerator.save_state(str(partial), safe_serialization=False)
+    try:
+        with weights.writing(target):
+            accelerator.save_state(str(partial), safe_serialization=False)
+    except InputError:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         store.write_json({"processes": accelerator.num_processes, **progress}, partial / PROGRESS)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lib import files, paths
-from lib.errors import InputError, choices, entry, one_line
+from lib.errors import InputError, choices, entry, one_line, refused
 
 SPLITS = ("train", "val", "test")
 
@@ -74,15 +74,20 @@ def located(dataset: str, size: int) -> Path:
     return next((path for path in places if path.is_file()), places[0])
 
 
+@files.until_changed
+def _md5(path: Path) -> str:
+    from torchvision.datasets.utils import calculate_md5
+
+    return calculate_md5(path)
+
+
 def check_md5(path: Path, dataset: str, size: int) -> None:
     """Check a file's MD5; InputError where the file is missing or is not the published one."""
-    from torchvision.datasets.utils import check_integrity
-
     _, md5 = published(dataset, size)
     command = f"python -m lib data fetch {dataset} --size {size}"
     if not path.is_file():
         raise InputError(f"{path} is missing; get it with: {command}")
-    if not check_integrity(str(path), md5):
+    if _md5(path) != md5:
         raise InputError(f"{path} is damaged or not the file that MedMNIST published (its MD5 "
                          f"differs); move it away and get the published one: {command}")
 
@@ -119,5 +124,6 @@ def load_splits(path: Path, dataset: str, size: int,
                 transforms: Mapping[str, Callable]) -> dict[str, Any]:
     """Load train, val and test of a checked or synthetic file, as datasets of the package."""
     kind = _dataset_class(dataset)
-    return {split: kind(split, root=str(path.parent), size=size, transform=transforms[split])
-            for split in SPLITS}
+    with refused(f"{path} is damaged: ", "; remove it"):
+        return {split: kind(split, root=str(path.parent), size=size, transform=transforms[split])
+                for split in SPLITS}

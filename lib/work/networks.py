@@ -90,7 +90,8 @@ def _sample(name: str, input_shape: str, given: tuple[Input, ...]) -> tuple[Inpu
     usual = (3 if spatial == 2 else 1, *[_SIZES.get(name, 224)] * spatial)
     sample = given or (Input(usual),)
     shape = sample[0].shape
-    channels = shape[0] if name in models.OWN and shape else usual[0]
+    is_any = name in models.OWN and len(shape) == len(usual)  # any number of channels
+    channels = shape[0] if is_any else usual[0]
     if sample != (Input(shape),) or len(shape) != len(usual) or shape[0] != channels:
         right = "x".join(map(str, (channels, *usual[1:])))
         raise InputError(f"model {name!r} takes {spatial}D inputs of {channels} channels, not "

@@ -81,7 +81,8 @@ def splits(root: Path, transforms: dict[str, Callable]) -> dict[str, Pictures]:
 def read(path: str | Path) -> Image.Image:
     """Return a picture, of several pages the first, as 8-bit RGB in its EXIF orientation.
 
-    Grey pictures of 16 bits are scaled. Raises PictureError, which names the file.
+    Grey pictures of 16 bits are scaled from 0 to 65535. Raises PictureError, which names the file,
+    also for those of which 8 bits would hold 16 levels at most.
     """
     try:  # given a path, Pillow maps the file, and then mixes up the rows of turned TIFFs
         with open(path, "rb") as file, Image.open(file) as picture:
@@ -96,10 +97,15 @@ def read(path: str | Path) -> Image.Image:
 
 
 def _in_8_bits(picture: Image.Image) -> Image.Image:
-    """Return a grey picture of 16 bits in 8 bits; InputError for floats and larger values."""
+    """Return a grey picture of 16 bits in 8 bits; InputError for an unknown range, or a dark one."""
+    is_deep = picture.mode == "I" and picture.format not in ("PNG", "PPM")  # these have 16 bits
+    if picture.mode == "F" or is_deep:
+        raise InputError("it holds floats or integers of 32 bits, whose range is not known; save "
+                         "it in 8 or 16 bits")
     values = np.asarray(picture, np.float64)
-    if picture.mode == "F" or values.min() < 0 or values.max() > _WHITE:
-        raise InputError("it holds floats, negative values, or values of more than 16 bits")
+    if 0 < (most := values.max()) < _WHITE / 16:
+        raise InputError(f"its largest value is {most:g} of {_WHITE}, so 8 bits would hold 16 "
+                         "levels at most; scale the values to the whole range")
     return Image.fromarray(np.rint(values * (255 / _WHITE)).astype(np.uint8))
 
 

@@ -258,8 +258,9 @@ def check_precision(device: torch.device, precision: str) -> None:
 def metrics(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
     """Return accuracy and AUC of probabilities (N, classes or labels).
 
-    ``targets`` are (N,) classes, or (N, labels) of decisions at 0.5. The AUC is the mean over the
-    labels, one against the rest, that occur both ways; NaN where none does.
+    ``targets`` are (N,) classes, or (N, labels) of 0 and 1: a label is given where its score is
+    above 0.5. The AUC is the mean over the labels, one against the rest, that occur both ways; NaN
+    where none does.
     """
     from sklearn.metrics import roc_auc_score
 

@@ -24,22 +24,33 @@ _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _NOT_USERS = (f"{paths.ROOT / 'lib'}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}")
 _NESTED = ("nested_tensor", "NestedTensor", "self.shape_env must not be")
 alone = threading.RLock()  # one thread at a time: stdout and what capture replaces are shared
+_SETTINGS: tuple[tuple[Callable, Callable], ...] = (  # of the process: how to read and to set each
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.get_default_device, lambda _: torch.set_default_device(None)))
 
 
 @contextlib.contextmanager
 def running(what: str) -> Iterator[None]:
     """Run users' code meanwhile, in one thread at a time; what it prints goes to stderr.
 
+    The process's default dtype and device, threads and recording of gradients are put back.
     What it raises, also to end the program, becomes an InputError: ``what`` failed, why, and at
     which of its lines. Ctrl-C ends it.
     """
     with alone, warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
+        before = [read() for read, _ in _SETTINGS]
         try:
             yield
         except (InputError, KeyboardInterrupt):
             raise
         except BaseException as error:
             raise InputError(f"{what}: {_reason(error)}") from error
+        finally:
+            for value, (read, put) in zip(before, _SETTINGS, strict=True):
+                if read() != value:
+                    put(value)
 
 
 def in_mode(model: nn.Module, training: bool) -> nn.Module:
@@ -99,11 +110,17 @@ def builder(name: str) -> Builder:
     with running(f"model {name!r}: cannot import {module_name!r}"):
         if os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())
-        make = getattr(importlib.import_module(module_name), attribute, None)
-    if isinstance(make, nn.Module) or not callable(make) or inspect.isbuiltin(make) or (
+        module = importlib.import_module(module_name)
+        make = getattr(module, attribute, None)
+    where = f"{module_name} ({getattr(module, '__file__', None) or 'built into Python'})"
+    if isinstance(make, nn.Module):
+        raise InputError(f"model {name!r}: {attribute!r} of {where} is a network that is built "
+                         f"already; name its class, {type(make).__name__}, or a function that "
+                         "builds it")
+    if not callable(make) or inspect.isbuiltin(make) or (
             inspect.isclass(make) and not issubclass(make, nn.Module)):
-        raise InputError(f"model {name!r}: {module_name} has no class {attribute!r} of "
-                         "torch.nn.Module, nor a function of that name that builds one")
+        raise InputError(f"model {name!r}: {where} has no class {attribute!r} of torch.nn.Module, "
+                         "nor a function of that name that builds one")
     try:
         inspect.signature(make).bind()
     except TypeError as error:

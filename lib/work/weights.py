@@ -18,9 +18,10 @@ def save(content: Any, path: Path) -> Path:
     files.folder(path.parent)
     temporary = path.with_name(f".{path.name}.partial")
     try:
-        with writing(path), open(temporary, "wb") as file:
-            torch.save(content, file)
-        os.replace(temporary, path)
+        with writing(path):
+            with open(temporary, "wb") as file:
+                torch.save(content, file)
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
     return path

@@ -21,10 +21,10 @@ _VALUES = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.l
 
 @dataclass(frozen=True)
 class _Result:
-    """One result of an operator: the argument ``same`` itself, a view of the argument ``base``, or else a new tensor."""
+    """One result of an operator: an argument itself, a view of one, or else a new tensor (both numbers are -1)."""
 
-    same: int = -1
-    base: int = -1
+    argument: int = -1
+    view_of: int = -1
     shape: tuple[int, ...] = ()
     stride: tuple[int, ...] = ()
     offset: int = 0
@@ -84,9 +84,9 @@ class CachingFakeMode(FakeTensorMode):
         """Make one result from these arguments."""
         if result is None:
             return None
-        if result.same >= 0:
-            return args[result.same]
-        storage = args[result.base].untyped_storage() if result.base >= 0 else None
+        if result.argument >= 0:
+            return args[result.argument]
+        storage = args[result.view_of].untyped_storage() if result.view_of >= 0 else None
         with in_kernel_invocation_manager(self):
             if storage is None:
                 tensor = torch.empty_strided(result.shape, result.stride, dtype=result.dtype, device="meta")
@@ -98,14 +98,20 @@ class CachingFakeMode(FakeTensorMode):
 
 @cache
 def _is_known(func: Any) -> bool:
-    """Return whether an operator is one of torch's own, whose results have shapes that follow from those it is given."""
-    return isinstance(func, OpOverload) and func.namespace in ("aten", "prims") and _NOT_CACHED.isdisjoint(func.tags)
+    """Return whether an operator is one of torch's own, and its results have shapes that follow from those it is given.
+
+    One that resizes and writes into ``out=`` changes more than its result.
+    """
+    if not isinstance(func, OpOverload) or func.namespace not in ("aten", "prims"):
+        return False
+    writes_by_name = any(argument.kwarg_only and argument.is_write for argument in func._schema.arguments)
+    return not writes_by_name and _NOT_CACHED.isdisjoint(func.tags)
 
 
 def _is_plain(tensor: FakeTensor) -> bool:
-    """Return whether shape, strides and dtype say all of a tensor: no known values, no sparse or complex one."""
+    """Return whether shape, strides and dtype say all of a tensor: no known values, not sparse, complex or negated."""
     return (tensor.constant is None and tensor.layout is torch.strided and tensor.fake_device == _CPU
-            and not tensor.dtype.is_complex and not tensor._is_zerotensor())
+            and not tensor.dtype.is_complex and not tensor.is_neg() and not tensor._is_zerotensor())
 
 
 def _results(out: Any, args: tuple) -> list[_Result | None] | None:
@@ -118,15 +124,15 @@ def _results(out: Any, args: tuple) -> list[_Result | None] | None:
         if item is None:  # a gradient that nobody wants
             results.append(None)
             continue
-        same = next((number for number, arg in enumerate(args) if arg is item), -1)
-        if type(item) is not FakeTensor or not _is_plain(item) or (item.requires_grad and same < 0):
+        argument = next((number for number, arg in enumerate(args) if arg is item), -1)
+        if type(item) is not FakeTensor or not _is_plain(item) or (item.requires_grad and argument < 0):
             return None
         storage = item.untyped_storage()
-        base = storages.get(storage._cdata, -1)
-        results.append(_Result(same, base, tuple(item.shape), item.stride(), item.storage_offset(), item.dtype))
+        view_of = storages.get(storage._cdata, -1)
+        results.append(_Result(argument, view_of, tuple(item.shape), item.stride(), item.storage_offset(), item.dtype))
         elements = 1 + sum((size - 1) * step for size, step in zip(item.shape, item.stride(), strict=True))
         is_whole = storage.nbytes() == item.itemsize * elements * (prod(item.shape) > 0) and not item.storage_offset()
-        if same < 0 and base < 0 and (storage._cdata in fresh or not is_whole):
+        if argument < 0 and view_of < 0 and (storage._cdata in fresh or not is_whole):
             return None  # a piece of something larger
         fresh.add(storage._cdata)
     return results

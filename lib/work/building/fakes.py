@@ -18,11 +18,13 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from lib.errors import causes
 from lib.work import user_code
 from lib.work.building import eager
 from lib.work.building.fake_mode import CachingFakeMode
 
 _SMALL = 4096  # elements of a tensor that is real while a network is built, and written: its values may be read
+_FAKES_FAULTS = ("Fake", "DataDependent", "DynamicOutputShape", "tensor type", "data pointer", "numpy", "as a constant")
 _mode = cache(CachingFakeMode)
 
 
@@ -39,7 +41,10 @@ def active() -> Iterator[CachingFakeMode]:
 
 
 def copying() -> FakeCopyMode:
-    """Return the mode in which a deep copy of a network has fake tensors; its fake ones are shared with the copy."""
+    """Return the mode in which a deep copy of a network has fake tensors.
+
+    The fake tensors of the network are shared with the copy.
+    """
     return _Copying(_mode())
 
 
@@ -90,7 +95,10 @@ def build(builder: Callable[[], nn.Module]) -> nn.Module:
     try:
         with running(), _Large():
             return unwritten(builder)
-    except Exception:  # noqa: BLE001 - a fault of the builder's own comes again
+    except Exception as error:
+        reasons = [f"{type(cause).__name__} {cause}" for cause in causes(error)]
+        if not any(words in reason for reason in reasons for words in _FAKES_FAULTS):
+            raise
         return unwritten(builder)
 
 

@@ -3,9 +3,12 @@
 import copy
 import inspect
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from torch import nn
 
@@ -53,7 +56,7 @@ def network(place: str, input_shape: str = "") -> tuple[user_code.Builder, tuple
                        for item in sample)
 
     def build() -> nn.Module:
-        with user_code.running(f"{name} cannot be built"):
+        with _offline(f"{name} cannot be built"):
             adapted = copy.deepcopy(config)
             adapted.use_cache = adapted.use_pretrained_backbone = False
             adapted.layerdrop, adapted.apply_spec_augment = 0.0, False  # both drop at random
@@ -64,6 +67,16 @@ def network(place: str, input_shape: str = "") -> tuple[user_code.Builder, tuple
 def family(place: str) -> str:
     """Return the model type of a config."""
     return str(_config(place).model_type)
+
+
+@contextmanager
+def _offline(what: str) -> Iterator[None]:
+    """Run transformers without the network, which a config's ``backbone`` may ask for."""
+    import huggingface_hub.constants
+
+    offline = mock.patch.object(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with user_code.running(what), offline:
+        yield
 
 
 def _config(place: str) -> Any:
@@ -77,7 +90,7 @@ def _config(place: str) -> Any:
                       f"https://huggingface.co/{place}/resolve/main/{_CONFIG}")
         raise InputError(f"model '{PREFIX}:{place}': {path} is missing; name a folder that holds a "
                          f"{_CONFIG}, or that file: nothing is looked up in the network{advice}")
-    with user_code.running(f"model '{PREFIX}:{place}' cannot be read"):
+    with _offline(f"model '{PREFIX}:{place}' cannot be read"):
         from transformers import AutoConfig
         from transformers.utils import logging
 
@@ -92,10 +105,12 @@ def _class(name: str, config: Any) -> type[nn.Module]:
 
         stated = [getattr(transformers, item, None) for item in config.architectures or ()]
         usual = transformers.MODEL_MAPPING.get(type(config), None)
-    kind = next(filter(None, stated), usual[0] if isinstance(usual, tuple) else usual)
-    if kind is None:
+        listed = usual if isinstance(usual, tuple) else (usual,)
+        networks = [item for item in (*stated, *listed)
+                    if inspect.isclass(item) and issubclass(item, transformers.PreTrainedModel)]
+    if not networks:
         raise InputError(f"{name}: transformers has no network of type {config.model_type!r}")
-    return kind
+    return networks[0]
 
 
 def _usual_shape(config: Any, name: str, is_main: bool) -> tuple[int, ...]:

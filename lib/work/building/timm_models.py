@@ -22,11 +22,13 @@ def network(name: str, input_shape: str = "") -> tuple[user_code.Builder, tuple[
     """
     bare = name.removesuffix(MERGED)
     stated, given = _stated(bare), inputs.parse(input_shape)
-    size = tuple(stated.get("input_size") or (3, 224, 224))
+    size = tuple(stated.get("input_size") or ())
+    if not (given or size):
+        raise InputError(f"timm states no input size of {name!r}; give one: --input-size 3x224x224")
     sample = given or (inputs.Input(size),)
     if len(sample) > 1 or not sample[0].is_float or len(sample[0].shape) != _SAMPLE:
         raise InputError(f"model '{PREFIX}:{name}' takes pictures, channels x height x width, not "
-                         f"{input_shape}; give {'x'.join(map(str, size))}")
+                         f"{input_shape}; give {'x'.join(map(str, size or (3, 224, 224)))}")
     options = {"in_chans": sample[0].shape[0]}
     if given and stated.get("fixed_input_size"):
         options["img_size"] = sample[0].shape[1:]
@@ -60,7 +62,7 @@ def _stated(name: str) -> dict[str, Any]:
         raise InputError(f"timm has no network {name!r}"
                          + did_you_mean(architecture, timm.list_models()))
     tagged = timm.list_models(f"{architecture}.*", include_tags=True)
-    if tag and name not in tagged:
+    if "." in name and name not in tagged:
         raise InputError(f"timm has no {tag!r} of {architecture!r}; there are: "
                          f"{choices(tagged) or 'none'}")
     stated = timm.get_pretrained_cfg(name)

@@ -15,7 +15,7 @@ from lib.work.graph import counts
 from lib.work.graph.ops import Op, TensorSpec
 
 _NOT_WORK = ("prim.", "profiler.", "prims.")
-_DEVICE_OF = torch.ops.prim.device.default  # two of three calls, of fake tensors
+_DEVICE_OF = torch.ops.prim.device.default  # answered at once: two of three calls of fake tensors ask for it
 _READS = "aten._local_scalar_dense.default"  # a number read by the host: no work of an operator
 _NAMED = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 
@@ -60,12 +60,12 @@ class Recorder(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # a wrapper around each call, for compiled code alone
+        return False  # nothing is compiled here, and torch would wrap each call to skip its compiler
 
     def enter(self, tensor: torch.Tensor, kind: str) -> tuple[int, str]:
         """Return number and kind of a tensor's storage; a new one is entered as of ``kind``."""
         if tensor.layout != torch.strided:
-            raise RuntimeError("sparse tensors are not captured: use dense ones")
+            raise RuntimeError("sparse tensors are not captured: use dense ones (nn.Embedding without sparse=True)")
         storage = tensor.untyped_storage()
         address = storage._cdata
         if address not in self._storages:
