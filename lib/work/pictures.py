@@ -97,7 +97,7 @@ def read(path: str | Path) -> Image.Image:
 
 
 def _in_8_bits(picture: Image.Image) -> Image.Image:
-    """Return a grey picture of 16 bits in 8 bits; InputError for an unknown range, or a dark one."""
+    """Return a grey picture of 16 bits in 8 bits; InputError for an unknown range or a dark one."""
     is_deep = picture.mode == "I" and picture.format not in ("PNG", "PPM")  # these have 16 bits
     if picture.mode == "F" or is_deep:
         raise InputError("it holds floats or integers of 32 bits, whose range is not known; save "

@@ -76,8 +76,8 @@ def parse(text: str, usual: str = FLOAT) -> tuple[Input, ...]:
         if not str(name).isidentifier():
             raise InputError(f"{text}: {name!r} is no name of an argument, such as input_ids")
         if isinstance(value, dict):
-            raise InputError(f"{text}: {name} is a dictionary, and an input that is one is not read; "
-                             f"give a shape, such as {name}: 77:int64")
+            raise InputError(f"{text}: {name} is a dictionary, and an input that is one is not "
+                             f"read; give a shape, such as {name}: 77:int64")
     return tuple(_parsed(value, name, f"{text}: {name}", usual) for name, value in named.items())
 
 
