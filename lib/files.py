@@ -110,6 +110,16 @@ def _written(path: Path, content: bytes, mode: int, move: Callable[[str, Path], 
     return path
 
 
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Yield a path to write to; the file gets its own name once the block has written all of it."""
+    with writing(path), tempfile.TemporaryDirectory(dir=folder(path.absolute().parent),
+                                                    prefix=".") as scratch:
+        part = Path(scratch) / path.name
+        yield part
+        os.replace(part, path)
+
+
 def shorten_sockets() -> None:
     """Let loader workers put their sockets in /tmp where TMPDIR is too long for the paths of them.
 

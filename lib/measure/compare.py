@@ -7,7 +7,7 @@ import pandas as pd
 
 from lib import paths, store
 from lib.errors import InputError, choices
-from lib.measure.statistics import is_usable
+from lib.measure.statistics import bootstrap, is_usable
 from lib.measure.training import throughput
 
 _KEYS = {"sweep": ["op", "pass", "dtype", "device", "config"],
@@ -24,8 +24,6 @@ def compare(a: str, b: str, threshold: float = 0.03) -> tuple[str, bool]:
 
     Raises InputError for different kinds, doubled rows, and too few pairs.
     """
-    from scipy.stats import bootstrap
-
     (kind, left), (other, right) = _read(a), _read(b)
     if kind != other:
         raise InputError(f"{a} is a {kind} and {b} a {other}: only like can be compared with like")
@@ -37,8 +35,7 @@ def compare(a: str, b: str, threshold: float = 0.03) -> tuple[str, bool]:
         raise InputError(f"not comparable: {len(both)} rows are usable in both, 3 are needed "
                          f"({unpaired} have no usable partner); measure the same in both")
     logs = np.log(both["ms_b"].to_numpy() / both["ms"].to_numpy())
-    found = bootstrap([logs], np.mean, method="percentile", rng=np.random.default_rng(0)).confidence_interval
-    ratio, low, high = np.exp([logs.mean(), *found])
+    ratio, low, high = np.exp([logs.mean(), *bootstrap(logs, np.mean)])
     verdict = f"No difference is shown beyond {100 * threshold:.3g} %"
     if low > 1 + threshold:
         verdict = "B is slower"

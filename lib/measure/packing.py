@@ -57,13 +57,10 @@ def pack(target: Path | None = None) -> tuple[Path, int]:
     if total_mb > _MOST_MB:
         raise InputError(f"{paths.DATA} holds {total_mb:,.0f} MB of results; {_MOST_MB:,} MB are "
                          "packed, as no more are unpacked: move some of them away")
-    with files.writing(target), tempfile.TemporaryDirectory(
-            dir=target.absolute().parent, prefix=".") as scratch:
-        whole = Path(scratch) / target.name
-        with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as packed:
-            for file in names:
-                packed.write(paths.DATA / file, f"{name}/{file}")
-        os.replace(whole, target)
+    with files.whole(target) as part, zipfile.ZipFile(
+            part, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as packed:
+        for file in names:
+            packed.write(paths.DATA / file, f"{name}/{file}")
     return target, len(names)
 
 

@@ -80,11 +80,9 @@ def _serve(pipe: Connection, variables: Mapping[str, str] | None, service: Servi
     if variables is not None:
         os.environ.clear()
         os.environ.update(variables)
-    end = os._exit  # as it is now: while a network of a user runs, it is another one
-
     def end_with_leader() -> None:
         wait([multiprocessing.parent_process().sentinel])
-        end(1)
+        os._exit(1)
 
     threading.Thread(target=end_with_leader, daemon=True).start()
     multiprocessing.current_process()._config["daemon"] = False  # it may start data loaders

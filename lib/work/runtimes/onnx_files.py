@@ -4,8 +4,6 @@ Static quantisation (QDQ, weights per channel) is calibrated on one random batch
 claims no accuracy.
 """
 
-import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,25 +43,16 @@ def exported(model, inputs: tuple[list, dict], config, folder: Path) -> tuple[Pa
         f"{config.network} {config.batch_size} {config.input_shape} {torch.__version__}")
     path = folder / f"{name}.onnx"
     if not path.exists():
-        with _written(path) as new:
+        with files.whole(path) as new:
             torch.onnx.export(model, tuple(placed), new, kwargs=dict(named), dynamo=True,
                               verbose=False, external_data=False)
     if config.dtype != "int8":
         return path, arrays
     quantised = folder / f"{name}-int8.onnx"
     if not quantised.exists():
-        with _written(quantised) as new:
+        with files.whole(quantised) as new:
             _quantise(path, arrays, new)
     return quantised, arrays
-
-
-@contextmanager
-def _written(path: Path) -> Iterator[Path]:
-    """Give a name to write to; the file has its own name only once it is whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        yield Path(folder) / path.name
-        os.replace(Path(folder) / path.name, path)
 
 
 def _quantise(path: Path, arrays: Sequence, new: Path) -> None:
