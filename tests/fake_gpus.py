@@ -10,21 +10,19 @@ import os
 import sys
 import time
 from collections import Counter
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
-import pytest
 
 from lib import files
 from lib.measure import machine, timing
 from lib.measure.gpus import card
-from lib.measure.operators import visit, visitor
+from lib.measure.operators import visit
 
 FILE = "FAKE_GPUS"
 NOT_SUPPORTED, NOT_FOUND = 3, 6
-_visits, _calls = visitor.visits, Counter()
+_calls = Counter()
 
 
 class NVMLError(Exception):
@@ -103,7 +101,6 @@ class Nvml:
         if name == "nvmlDeviceGetHandleByUUID" and arguments[0] not in [one["uuid"] for one in cards]:
             raise NVMLError(NOT_FOUND, "Not Found")
         running = [*_pids(card.get("uuid")), *([card["stranger"]] if card.get("stranger") else [])]
-        shift = 1_000_000 if read()["nvml"] == "container" else 0
         answers = {
             "nvmlInit": None, "nvmlDeviceGetCount": len(cards), "nvmlSystemGetDriverVersion": "570.0",
             **dict.fromkeys(("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetIndex"), arguments and arguments[0]),
@@ -114,9 +111,9 @@ class Nvml:
             "nvmlDeviceGetClockInfo": card.get("clock"), "nvmlDeviceGetComputeMode": card.get("mode"),
             "nvmlDeviceGetCurrentClocksEventReasons": card.get("reasons"),
             "nvmlDeviceGetCurrentClocksThrottleReasons": card.get("reasons"),
-            "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=pid + shift) for pid in running],
+            "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=pid) for pid in running],
             "nvmlDeviceGetProcessUtilization": [
-                SimpleNamespace(pid=pid + shift, smUtil=100 * (card["share"] if pid == card["stranger"] else 0.9))
+                SimpleNamespace(pid=pid, smUtil=100 * (card["share"] if pid == card["stranger"] else 0.9))
                 for pid in running] if card else []}
         if name not in answers:
             raise NVMLError(NOT_SUPPORTED)
@@ -180,14 +177,3 @@ def put(patch):
         patch.setattr(module, "time_calls", _time_calls)
     patch.setattr(visit, "repeated", lambda call, *_: timing.Repeat(call, 1, 1, True))
     patch.setitem(sys.modules, "pynvml", None if read()["nvml"] == "absent" else Nvml())
-
-
-@contextmanager
-def visits(*arguments):
-    """Serve visits in a worker, on these cards; it is ready when every card has one, so that they begin side by side."""
-    put(pytest.MonkeyPatch())
-    with _visits(*arguments) as service:
-        end = time.monotonic() + 60
-        while time.monotonic() < end and not all(_pids(card["uuid"]) for card in here()):
-            time.sleep(0.01)
-        yield service

@@ -1,13 +1,12 @@
 """An element type of 16 bits is what autocast computes in: casts, types and bytes of a capture are those of torch.autocast."""
 
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lib.predict.networks import composition, work
+from lib.predict.networks import work
 from lib.work import networks
 from lib.work.building import autocasts
 from lib.work.graph import capture, counts
@@ -106,14 +105,6 @@ def test_weights_are_kept_in_fp32_and_their_casts_take_memory():
     dtypes = low.table.groupby("op")["dtype"].unique()
     assert {dtypes[op].item() for op in ("conv2d", "linear", "attention")} == {"bf16"}
     assert {dtypes[op].item() for op in ("layer_norm", "softmax")} == {"fp32"}
-
-
-def test_a_time_that_was_measured_is_that_of_its_element_type_alone():
-    model = SimpleNamespace(facts={"dtype": "bf16"}, predict=lambda table: table[[]].assign(
-        predicted_ms=1.0, low_ms=0.9, high_ms=1.1, out_of_range=False, origin="", part="gemm forward"))
-    item = work.captured(MIXED, "infer", "bfloat16", device="cuda:0")
-    operators = composition.predicted_operators(item, model, dict.fromkeys(item.keys, 7.0))
-    assert operators.groupby("dtype")["predicted_ms"].unique().map(list).to_dict() == {"fp32": [1.0], "bf16": [7.0]}
 
 
 def test_products_that_autocast_leaves_in_fp32_are_told():

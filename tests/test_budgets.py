@@ -11,24 +11,13 @@ import torch
 
 from lib import store
 from lib.config.notebooks import MachineParams, ProfileParams, SweepParams
-from lib.measure import ceilings, disturbance, machine
+from lib.measure import ceilings
 from lib.measure import probes as ceiling_probes
-from lib.measure.budget import Budget
 from lib.measure.operators import device_sweep
 from lib.measure.training import matrix, profile_run
 from lib.work.training import Trainer
 from tests import refused, row
 from tests.visitors import Visitor, identified
-
-
-def test_a_budget_counts_from_its_start_and_waits_for_a_part_of_itself(clock):
-    budget = Budget(20)
-    clock.now += 5
-    assert (budget.left_s, budget.spent, budget.patience_s) == (15, False, 3.0)
-    clock.now += 16
-    assert (budget.left_s, budget.spent) == (0, True)
-    disturbance.wait_for_quiet(2, patience_s=3.0)
-    assert clock.spent_s <= 21 + 3.5
 
 
 @pytest.fixture
@@ -61,27 +50,6 @@ def test_ceilings(clock, probes, call_s):
     assert set(found.table["verdict"]) == {"unusable"}, "two cores were taken"
     assert set(found.best["level"]) == {"compute", "RAM"}, "and still there is a best"
     assert "UNUSABLE" in found.warning
-
-
-@pytest.mark.parametrize("wanted", [{"triad_max_mb": 60_000}, {"gemm_max": 32_768}])
-def test_ceilings_of_sizes_that_take_longer_than_there_is(clock, probes, monkeypatch, wanted):
-    def triad(elements, device):
-        clock.work(24 * elements / 2e9)
-        return lambda: clock.work(24 * elements / 1e10)
-
-    def gemm(dtype, n, device):
-        if n > 256:
-            clock.work(n**2 / 1e8)
-        return lambda: clock.work(2 * n**3 / 1e12)
-
-    for name, stand_in in (("_triad", triad), ("_gemm", gemm),
-                           ("_convolution", lambda dtype, batch, device: lambda: clock.work(0.01))):
-        monkeypatch.setattr(ceiling_probes, name, stand_in)
-    monkeypatch.setattr(machine, "levels", lambda device, threads: {"L1": 2**16, "L2": 2**21, "L3": 2**25})
-    monkeypatch.setattr(machine, "free_bytes", lambda device: 2e11)
-    found = measured(**wanted)
-    assert clock.spent_s <= 1.5 * 15
-    assert "do not allow the largest sizes" in found.note
 
 
 def test_probes_for_which_memory_runs_out_are_named_and_the_others_measured(clock, probes):

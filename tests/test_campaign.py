@@ -1,9 +1,5 @@
 """Files of jobs: what is refused, what each should take, and real runs of small workloads."""
 
-import os
-import signal
-import threading
-import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -17,15 +13,12 @@ from lib import store
 from lib.measure import machine, worker
 from lib.schedule import expected
 from lib.schedule.problem import Jobs
-from lib.schedule.run import jobs, jobs_file, processes, slots, tasks
+from lib.schedule.run import jobs, jobs_file, slots, tasks
 from lib.schedule.run import record as run_record
-from lib.schedule.run.database import open_engine
 from lib.schedule.run.processes import ProcessWorkers
-from lib.schedule.run.queue import Queue
 from lib.schedule.run.slots import Slot
 from lib.work import weights
-from tests import nightly, notebook, output_of, refusal, refused
-from tests.conftest import full_disk
+from tests import nightly, notebook, refusal, refused
 from tests.killed import InlineWorkers, marked_jobs
 
 pytestmark = pytest.mark.slow
@@ -52,9 +45,6 @@ def prepare(folder, text, workers=None, out="out"):
     ("job_id,workload_id,notebook,steps\na,W1,n.ipynb,1\n", "one of them"), ("job_id,workload_id,steps\n", "no row"),
     *((f"job_id,workload_id,steps,{name}\na,W1,1,1\n", f"unknown.*{name}")
       for name in ("colour", "user", "weight", "memory_high_mb", "most_devices")),
-    ("job_id,workload_id,steps\nNA,W1,5\n", "empty cell"),
-    ("job_id,workload_id,steps\na,W1,1.5\n", "steps of 'a' is '1.5': it takes a whole number"),
-    ("job_id,workload_id,steps,memory_mb\na,W1,5,inf\n", "memory_mb of 'a' is 'inf': it takes a finite number of 0 or more"),
     ("job_id,workload_id,steps,arrival_s\na,W1,5,-1\n", "arrival_s of 'a' is '-1'"),
     (f"job_id,notebook,devices\na,{SWEEP},2\n", "a notebook runs on one"),
     ("job_id,workload_id,steps,parameters\na,W1,5,{}\n", "job 'a' has parameters; only a notebook takes them"),
@@ -101,19 +91,6 @@ def test_a_notebook_gets_the_device_it_was_placed_on_and_its_time_is_learned(hom
     again = prepare(tmp_path, text, out="again")
     seconds = again.problem.predicted_s
     assert not again.notes and (seconds < 60).all() and seconds[0] == seconds[1]
-
-
-def test_a_time_on_a_slot_of_an_earlier_call_is_not_learned(home, tmp_path):
-    """A run whose leader was killed when all had ended, and that goes on with other slots."""
-    (tmp_path / "n.ipynb").touch()
-    prepared = prepare(tmp_path, NOTEBOOKS + "a,n.ipynb\nb,n.ipynb\n")
-    with closing(Queue(open_engine(tmp_path / "queue.sqlite"))) as queue:
-        queue.submit(prepare(tmp_path, NOTEBOOKS + "a,n.ipynb\nb,n.ipynb\n").rows)
-        for number, device in enumerate(("cpu", "cpu[0-3]"), start=1):
-            queue.end(number, queue.start(number, device, 0.0), 3.0 * number, "done", result={})
-    jobs.run(prepared, tmp_path)
-    assert expected.earlier_notebooks().of("n.ipynb")("cpu") is None
-    assert pd.read_csv(home / "data/schedule/durations.csv")[["job_id", "seconds"]].to_numpy().tolist() == [["a", 3.0]]
 
 
 def test_whatever_a_job_is_called_it_stays_in_its_folder(tmp_path):
@@ -247,27 +224,6 @@ def test_real_workloads_survive_the_death_of_a_worker(home, tmp_path, gang):
     assert run_record.text(again).startswith("Nothing ran now: all jobs ended in an earlier run, recorded ")
 
 
-def test_a_training_job_that_is_stopped_goes_on_where_its_state_was_saved(home, tmp_path, monkeypatch):
-    """SIGTERM ends it between two steps; the next attempt trains the rest, and leaves the weights alone."""
-    def stop():
-        while not list(folder.glob("state-*")):
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(tasks, "_SAVE_S", 0.0)
-    folder, usual = tmp_path / "cut", signal.signal(signal.SIGTERM, processes._interrupt)
-    arguments = {"workload": "W1", "steps": 60, "folder": str(folder)}
-    try:
-        threading.Thread(target=stop).start()
-        end = processes.call(jobs_file.WORKLOAD, arguments, ["cpu"], 1)
-    finally:
-        signal.signal(signal.SIGTERM, usual)
-    assert (end.status, end.reason) == ("failed", "it was stopped")
-    rest = processes.call(jobs_file.WORKLOAD, arguments, ["cpu"], 1)
-    assert rest.result["steps"] == 60 and 0 < rest.result["trained"] < 60, rest
-    assert os.listdir(folder) == [tasks.WEIGHTS]
-
-
 @pytest.mark.parametrize("which", [0, pytest.param(-1, marks=pytest.mark.cuda)])
 def test_a_notebook_on_a_slot_is_of_the_leaders_machine(home, tmp_path, which):
     slot = [slot for slot in slots.slots_here() if slot.gpus][which]
@@ -292,18 +248,3 @@ def test_a_record_that_is_none_is_refused(tmp_path):
     with refused(r"ran\.json"):
         jobs.run(marked_jobs(tmp_path), tmp_path)
     assert store.read_json(tmp_path / "ran.json") == wrong and not list(tmp_path.glob("*.done"))
-
-
-def test_the_command_overwrites_nothing(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("t.csv").write_text("job_id,cpu\na,4\nb,4\n")
-    Path("d.csv").write_text("device,type,count\nhost,cpu,1\n")
-    schedule = ["schedule", "--times", "t.csv", "--devices", "d.csv", "--policy", "fcfs"]
-    for option in ("--output", "--trace"):
-        assert "is not overwritten" in refusal(*schedule, option, "t.csv")
-        with full_disk(10):
-            assert "cannot be written" in refusal(*schedule, option, "new.csv")
-        assert not Path("new.csv").exists()
-    assert Path("t.csv").read_text() == "job_id,cpu\na,4\nb,4\n"
-    output_of(*schedule, "--output", "o.csv", "--trace", "new.json")
-    assert Path("o.csv").read_text().startswith("job_id,device") and Path("new.json").is_file()

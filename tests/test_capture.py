@@ -102,31 +102,8 @@ def test_capture_neither_runs_nor_allocates_nor_changes_the_network():
     assert model.training and all(value.grad is None for value in model.parameters())
 
 
-class WritesOut(nn.Linear):
-    """Writes results into a tensor that was made for it: torch resizes that one."""
-
-    def __init__(self):
-        super().__init__(4, 4)
-
-    def forward(self, x):
-        out = x.new_empty(0)
-        torch.cat([x, self.weight], 0, out=out)
-        return out.relu()
-
-
-class Negated(nn.Linear):
-    """Computes with a negated view of its input, which torch copies first."""
-
-    def __init__(self):
-        super().__init__(4, 4)
-
-    def forward(self, x):
-        return torch.fft.rfft(x @ self.weight).conj().imag + 1
-
-
 @pytest.mark.parametrize("name, shape, mode", [
-    ("simple_cnn", "1x28x28", "train"), ("mobilenet_v3_small", "3x64x64", "train"), ("timm:vit_tiny_patch16_224", "", "infer"),
-    (f"{__name__}:WritesOut", "4", "infer"), (f"{__name__}:Negated", "4", "infer")])
+    ("simple_cnn", "1x28x28", "train"), ("mobilenet_v3_small", "3x64x64", "train"), ("timm:vit_tiny_patch16_224", "", "infer")])
 def test_what_is_captured_again_from_known_results_is_what_torch_derives(name, shape, mode, monkeypatch):
     net = networks.network(name, 2, shape)
     first, again = capture.of_network(net, mode), capture.of_network(net, mode)

@@ -3,7 +3,6 @@
 import itertools
 import re
 import textwrap
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -16,11 +15,9 @@ from lib import paths, tables
 from lib.config import definitions
 from lib.config.notebooks import MachineParams
 from lib.measure import ceilings, gpu_entry, machine, timing
-from lib.measure.operators import aggregate, visit
 from lib.predict import registry, transfer
 from lib.work.graph import capture, counts, cuda_kernels, families, rebuild, spaces
 from tests import advice_on, in_both_modes, real_pass
-from tests.visitors import visited
 
 SWEEPS = spaces.load_sweeps()
 GPU = torch.device("cuda:0")
@@ -91,22 +88,15 @@ KERNELS = """
     8.0   9       float32   64   efficient
     8.0   9       bfloat16  64   flash
     8.0   9       float16   64   efficient  masked
-    7.5   9       float16   64   efficient
-    8.0   9       bfloat16  320  efficient
     8.0   9       bfloat16  64   efficient  causal
     8.0   9       float64   64   math
     9.0   91501   bfloat16  64   cudnn
     9.0   91500   bfloat16  64   flash
-    9.0   0       bfloat16  64   flash
     9.0   92600   bfloat16  64   flash      dropout=0.1
     9.0   92600   bfloat16  64   efficient  dropout=0.1 masked
-    9.0   92600   bfloat16  64   cudnn      dropout=0.125
     9.0   92201   float16   160  cudnn
-    9.0   92200   float16   160  flash
     9.0   92600   float16   160  flash      trains
     10.3  92600   float16   256  cudnn      trains
-    10.7  92500   float16   256  flash
-    12.0  92600   float16   64   flash
     8.9   9       float16   256  flash      trains
     8.9   9       float16   256  efficient  trains dropout=0.1
 """  # capability, version of cuDNN (0: none), element type, width of a head, the kernel, and how attention is computed
@@ -181,9 +171,7 @@ class Card:
         self.records, self.recorded = records, []
         monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Event(self))
         monkeypatch.setattr(timing, "_graphed", self.graphed)
-        for module in (timing, visit):
-            monkeypatch.setattr(module, "synchronize", self.synchronize)
-        monkeypatch.setattr(visit, "time", SimpleNamespace(perf_counter=lambda: self.host_ms / 1e3))
+        monkeypatch.setattr(timing, "synchronize", self.synchronize)
 
     def launch(self, host_ms, device_ms):
         self.host_ms += host_ms
@@ -226,26 +214,6 @@ def test_a_small_kernel_is_timed_in_a_graph_where_it_can_be_and_says_so(monkeypa
     assert timed.graphed == (ms == 0.001)
     assert ms is None or timed.median_ms == pytest.approx(ms, rel=1e-6 if timed.graphed else 0.03), "no launch is in a graph's"
     assert not timed.graphed or card.recorded[-1] in (1000, 1001), "as many calls as fill a sample"
-
-
-@pytest.mark.parametrize("records", [True, False])
-def test_a_kernel_of_a_sweep_that_no_graph_can_be_recorded_of_says_so(monkeypatch, records):
-    bench = object.__new__(visit.Bench)
-    bench.device, bench.visit_ms = GPU, 5
-    _, _, reason = bench._kernel_samples(Card(monkeypatch, records).kernel)
-    assert reason == ("" if records else visit.LAUNCHED)
-    table = aggregate.summarise(pd.DataFrame([visited(reason=reason, config="x", gpu_others=0.0)] * 3))
-    assert table[["verdict", "why"]].values.tolist() == [["stable", reason]]
-
-
-@pytest.mark.parametrize("flush_ms", [0.001, 0.02, 10.0])
-def test_a_flush_lasts_until_the_host_has_queued_the_cold_call(monkeypatch, flush_ms):
-    card = Card(monkeypatch)
-    call, flush = lambda: card.launch(0.05, 0.002), lambda: card.launch(0.0005, flush_ms)
-    bench = object.__new__(visit.Bench)
-    bench.device, bench.visit_ms, bench.flush = GPU, 5, flush
-    samples = bench._lone_samples(call, True, host=False)
-    assert samples == pytest.approx([0.002] * len(samples))
 
 
 @pytest.mark.cuda

@@ -1,7 +1,6 @@
 """The dashboard on SQLite and on a real PostgreSQL: the original's bodies, all lists, and what happens when it is away."""
 
 import pytest
-from sqlalchemy import text
 
 from lib import paths
 from lib.dashboard import tables as db
@@ -107,23 +106,6 @@ def test_a_sqlite_that_is_gone_or_another_file_is_not_made_anew_and_comes_back(h
     path.rename(path.with_suffix(".away"))
     path.write_bytes(b"")  # while a connection to the first file is open
     assert says_that_it_is_away(site)
-
-
-def test_a_postgresql_that_is_gone_comes_back(home, postgres):  # noqa: F811
-    site = Site(postgres.url, wait_s=0.2)
-    try:
-        site.project("kept")
-        postgres.stop()
-        assert says_that_it_is_away(site)
-        postgres.start()
-        assert [row["name"] for row in site.get("projects")] == ["kept"]
-        with site.database.engine.connect() as other:
-            other.execute(text("LOCK TABLE projects"))
-            assert says_that_it_is_away(site)
-        assert not says_that_it_is_away(site)
-    finally:
-        db.Base.metadata.drop_all(site.database.engine)
-        site.database.engine.dispose()
 
 
 @pytest.mark.parametrize("url, line", [

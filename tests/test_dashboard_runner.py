@@ -1,7 +1,6 @@
 """The runner of the dashboard: runs are placed, cancelled and ended; kills and an absent database lose none."""
 
 import re
-import time
 from contextlib import closing
 
 import pytest
@@ -10,9 +9,8 @@ from lib.dashboard import inventory, predictions
 from lib.dashboard import tables as db
 from lib.dashboard.database import Database
 from lib.dashboard.runner import Runner
-from lib.schedule.run.queue import QueueJob
 from lib.schedule.run.slots import Slot
-from tests import killed_queue, refused
+from tests import killed_queue, refused, until
 from tests.killed_queue import add_runs, opened
 from tests.postgres import postgres  # noqa: F401
 from tests.test_cluster import two_nodes  # noqa: F401
@@ -23,13 +21,11 @@ CPU, CARD = Slot("cpu[0]", cores=(0,), core_count=1), Slot("cuda:0", "cuda:0")
 
 def wait_for(database, ids, states=db.ENDS, within_s=60.0):
     """Return runs once each is in one of the states."""
-    end = time.monotonic() + within_s
-    while True:
+    def there():
         runs = [database.get(db.Run, run_id) for run_id in ids]
-        if all(run.state in states for run in runs):
-            return runs
-        assert time.monotonic() < end, [(run.state, run.job.reason) for run in runs]
-        time.sleep(0.05)
+        return runs if all(run.state in states for run in runs) else None
+
+    return until(there, within_s)
 
 
 @pytest.fixture
@@ -104,8 +100,7 @@ def test_the_end_of_a_server_loses_no_run(tmp_path):
     trail = tmp_path / "trail"
     ids = add_runs(database, [("tests.light:trail", {"path": str(trail), "seconds": 1.5})])
     wait_for(database, ids, (db.RUNNING,))
-    while not trail.exists():
-        time.sleep(0.05)
+    until(trail.exists)
     runner.close()
     database, again = opened(tmp_path)
     with closing(again):
@@ -119,53 +114,6 @@ def test_the_end_of_a_server_loses_no_run(tmp_path):
 def test_kills_of_the_server_lose_no_run_and_end_none_twice(tmp_path):
     summary = killed_queue.run(tmp_path, runs=8, kills=3, every_s=(4.0, 8.0))
     assert summary["wrong"] == [] and summary["kills"] == 3
-
-
-def test_a_database_that_is_away_for_a_while_gets_everything_later(tmp_path, capfd):
-    database, runner = opened(tmp_path, wait_s=0.2)
-    with closing(runner):
-        runner.start()
-        ids = add_runs(database, [("tests.light:sleep", {"seconds": 1.0})])
-        wait_for(database, ids, (db.RUNNING,))
-        said, end = "", time.monotonic() + 30
-        with database.engine.connect() as other:
-            other.exec_driver_sql("ROLLBACK")
-            other.exec_driver_sql("BEGIN EXCLUSIVE")
-            while "the queue waits for its database" not in said:
-                assert time.monotonic() < end
-                time.sleep(0.1)
-                said += capfd.readouterr().err
-            other.exec_driver_sql("ROLLBACK")
-            other.exec_driver_sql("BEGIN")
-        assert wait_for(database, ids)[0].state == db.FINISHED
-
-
-def job(number, seconds=None, **columns):
-    arguments = {"config": {"x": 1}} if seconds else {}
-    return QueueJob(job_id=f"j{number}", task="t", arguments=arguments, job_class=f"c{number}", devices=1, priority=0,
-                    **columns)
-
-
-def test_a_fine_tune_is_predicted_by_the_cost_models_until_it_ran(monkeypatch):
-    answers = iter([{"chip": (10.0, "as advised")}, RuntimeError("no such layer"), {"card": (4.0, "as advised")}])
-
-    def call(*_, **__):
-        if isinstance(answer := next(answers), Exception):
-            raise answer
-        return answer
-
-    monkeypatch.setattr(predictions.worker, "call", call)
-    known, first, second = predictions.Predictions(), job(1, 1), job(2, 1)
-    known.processors = {"cpu": ("cpu", "chip")}
-    for one in (first, second, first):  # once each
-        known.advise(one)
-    assert known.seconds(first, "cpu") == 20 and "as advised, with 10 s to start" in known.placement(first, "cpu")
-    assert "a guess: RuntimeError: no such layer" in known.placement(second, "cpu")
-    known.processors = {"cpu": ("cpu", "chip"), "cuda@node": ("cuda", "card")}  # a node has joined
-    known.advise(first)
-    assert known.seconds(first, "cpu") == 20 and known.seconds(first, "cuda@node") == 14
-    known.learn(first, "cpu", 25.0)
-    assert known.seconds(first, "cpu") == 25
 
 
 def test_a_fine_tune_is_predicted_by_its_steps_and_evaluations(home):

@@ -60,15 +60,6 @@ def test_synthetic_files_are_read_by_the_real_classes(made_once, name):
         assert label.shape == ((facts.classes,) if facts.multi_label else (1,))
 
 
-@pytest.mark.slow
-def test_the_odd_last_batch_is_kept(made_once):
-    test = opened(definitions.workload("W4"), "synthetic").splits["test"]
-    whole = datasets.length(test)
-    assert whole % 32 == 22433 % 32 == 1
-    lengths = [len(datasets.bounded(test, batches, 32, seed=1)) for batches in (2, 0, 10**6)]
-    assert lengths == [2 * 32 + 1, whole, whole]
-
-
 def test_resizing_in_3d_and_augmentation(made_once):
     splits = opened(small(size=36), "synthetic", "resized", augment=True).splits
     torch.manual_seed(0)

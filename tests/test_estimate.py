@@ -48,15 +48,6 @@ def test_fresh_bytes_are_those_that_the_allocator_gives_back():
     assert found[1] == 0
 
 
-@of_glibc
-def test_allocations_that_the_memory_does_not_hold_are_all_fresh(monkeypatch):
-    plan = allocator.Plan(weights=(64,), beside=(((), ()),), made=(((1, 2**60), (2, 64)),), freed=((),))
-    assert allocator.fresh_bytes(plan) == float(2**60 + 64)
-    monkeypatch.setattr(allocator, "_REPLAY", "nowhere.py")
-    with refused("allocations cannot be repeated: .*nowhere.py"):
-        allocator.fresh_bytes(plan)
-
-
 FACTORS = {"conv": 1.2, "conv_1x1": 0.8, "gemm": 1.1, "elements": 0.7}
 
 
@@ -97,20 +88,3 @@ def test_what_few_networks_do_not_tell_stays_as_it_is():
     assert learned.compositions["kept"].scores and not learned.compositions["default"].scores
     with refused("four networks or more"):
         fitting.fit(rows[:3])
-
-
-class _Flat:
-    """A model that predicts 1 ms of everything, of which no networks were measured."""
-
-    efficiencies, facts, chip = {}, {"dtype": "fp32"}, None
-
-    def predict(self, table):
-        return pd.DataFrame({"predicted_ms": 1.0, "low_ms": 0.9, "high_ms": 1.1, "out_of_range": False, "origin": "",
-                             "part": "memory forward"}, index=table.index)
-
-
-def test_what_was_measured_before_is_looked_up():
-    item = Work.of(chain(nn.Conv2d(3, 8, 3), nn.ReLU()), "infer", 2)
-    measured = composition.lookup(item.table.iloc[[0]].assign(latency_ms=7.0))
-    operators = composition.predicted_operators(item, _Flat(), measured)
-    assert operators["predicted_ms"].tolist() == [7.0, 1.0] and operators["looked_up"].tolist() == [True, False]

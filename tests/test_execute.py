@@ -141,19 +141,6 @@ def test_workers_that_cannot_start_are_told_and_not_tried_for_ever(tmp_path):
     check(attempts, ends, sleeping(2))  # what could not begin goes on when it can
 
 
-@pytest.mark.slow
-def test_the_death_of_an_idle_worker_costs_no_try_and_one_that_is_dead_can_be_stopped(tmp_path):
-    workers = ProcessWorkers(two_slots()[:1], warm_up="")
-    workers.start(1, "tests.light:hang", {}, (0,))
-    for end in (lambda: workers.stop(1), lambda: None):
-        workers._processes[0].service._process.kill()
-        while multiprocessing.active_children():  # which reaps it
-            time.sleep(0.01)
-        end()
-    attempts, _, _ = run(sleeping(1), tmp_path, workers=workers)
-    assert attempts["status"].tolist() == ["done"]
-
-
 # ------------------------------------------------------------------------------------------- kills and full disks
 
 
@@ -207,28 +194,6 @@ def test_what_failed_for_want_of_space_is_tried_by_the_next_call(tmp_path):
     with closing(Queue(open_engine(tmp_path / "run/queue.sqlite"))) as queue:
         row = queue.jobs()[0]
         assert (row.deadline_s, row.memory_mb) == (60.0, 1.0), "a file of jobs may change so much"
-
-
-class Silent(InlineWorkers):
-    """Workers whose tasks do not end."""
-
-    def start(self, *_):
-        pass
-
-    def poll(self, timeout_s):
-        time.sleep(timeout_s)
-        return []
-
-
-def test_a_job_is_tried_three_times_over_all_calls(tmp_path):
-    """One on two slots that hangs, tried before by a leader that was killed in the second attempt."""
-    with closing(Queue(open_engine(tmp_path / "queue.sqlite"))) as queue:
-        queue.submit([job("both", "hang", devices=2)])
-        queue.end(1, queue.start(1, "cpu[0] + cpu[1]", 0.0), 0.1, "retried", "it hung")
-        queue.start(1, "cpu[0] + cpu[1]", 0.2)
-    attempts, ends, _ = run([job("both", "hang", devices=2)], tmp_path, workers=Silent(two_slots()), limit=TimeLimit(1.0, 0.1))
-    assert attempts["status"].tolist()[::2] == ["retried", "lost", "retried", "failed"] and len(attempts) == 8
-    assert ends["reason"].tolist() == ["not done after its time limit of 0.1 s (attempt 3 of 3)"]
 
 
 def test_a_queue_is_read_by_its_owner_alone_and_led_by_one_process(tmp_path):

@@ -95,19 +95,6 @@ def test_what_does_not_fit_waits_and_a_timed_step_goes_on(call):
     assert not [line for line in commands if "lib run 02" in line]
 
 
-def test_a_timed_sweep_is_told_the_time_of_all_calls(call):
-    _, _, commands = call(BUDGET_MIN=2)  # 60 s of steps
-    assert any(re.search(r"name gpu -p budget_s (5\d|60)$", line) for line in commands)
-    _, _, commands = call()
-    assert any(line.endswith("name gpu -p budget_s 90") for line in commands)
-
-
-def test_a_rehearsal_of_a_minute_runs_what_fits(call):
-    status, lines, commands = call(BUDGET_MIN=1, DEVICE="cpu")
-    assert status == 1 and len(commands) >= 2 and "profile_switches: done" in lines
-    assert any(line.endswith("bundle.zip: replays once profiles, sweep and ceilings are done") for line in lines)
-
-
 def test_a_step_without_its_packages_is_left_out(call):
     status, lines, _ = call(LACKING="kornia timm")
     assert status == 1 and "finetune: left out: this Python lacks kornia" in lines

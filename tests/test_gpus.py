@@ -4,9 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -23,8 +21,7 @@ from lib.measure import disturbance, machine
 from lib.measure.disturbance import GpuUse, GpuWatch
 from lib.measure.gpus.card import Card
 from lib.measure.operators import aggregate, device_sweep, sweep, visitor
-from lib.work.graph import spaces
-from tests import fake_gpus, nightly, refused
+from tests import fake_gpus, refused
 from tests.visitors import InProcess, Visitor, draw_small, identified, visited
 
 pytestmark = pytest.mark.slow
@@ -58,11 +55,8 @@ def swept(**more):
     return folder, aggregate.read(folder).table
 
 
-@pytest.mark.parametrize("service, visits", [
-    (InProcess, visitor.visits), nightly(visitor.Service, fake_gpus.visits)])
-def test_of_two_cards_alike_each_measures_a_share_and_what_a_lost_one_measured_is_kept(box, monkeypatch, service, visits):
-    monkeypatch.setattr(visitor, "Service", service)
-    monkeypatch.setattr(visitor, "visits", visits)
+def test_of_two_cards_alike_each_measures_a_share_and_what_a_lost_one_measured_is_kept(box, monkeypatch):
+    monkeypatch.setattr(visitor, "Service", InProcess)
     box(2).change(1, breaks_after=12)
     folder, table = swept(device="cuda:0,cuda:1", count=10)
     (failure,) = store.read_json(folder / "sweep.meta.json")["failures"].values()
@@ -93,14 +87,6 @@ def test_a_gpu_is_judged_by_its_own_users_and_clock(box, nvml, card, verdict, wo
     assert busy.verdict(threads=64) == verdict, "the load of the host says nothing of a GPU"
 
 
-def test_in_a_container_the_processes_of_the_host_have_other_numbers(box):
-    here = box(1, "container")
-    machine.use(machine.device("cuda:0"))
-    assert GpuWatch(0, {os.getpid()}).reading().others == 0.0, "the only one there is this one"
-    here.change(0, stranger=7, share=0.3)
-    assert GpuWatch(0, {os.getpid()}).reading().others == pytest.approx(0.3), "the busiest of two is taken for this one"
-
-
 @pytest.mark.parametrize("mask, in_use, number, uuid", [
     (None, False, 1, "GPU-1000"), (None, True, 1, "GPU-0000"),
     ("GPU-1,GPU-0", False, 0, "GPU-1000")])
@@ -113,19 +99,6 @@ def test_a_card_is_the_one_that_cuda_calls_so(box, monkeypatch, mask, in_use, nu
     if mask:
         monkeypatch.setenv(locks.MASK, mask)
     assert Card(number).value("nvmlDeviceGetUUID") == uuid
-
-
-def test_a_worker_that_comes_back_to_another_card_is_refused(box, monkeypatch):
-    here = box(2)
-    monkeypatch.setattr(visitor, "Service", InProcess)
-    first = visitor.Visitor("cuda:0", SweepParams(**QUICK))
-    first.ready()
-    first.shut_down()
-    here.change(0, gone=True)  # the one behind it moves up
-    first._start()
-    with refused("cuda:0 is now GPU-1000 and was GPU-0000: a card is lost"):
-        first.ready()
-    first.shut_down()
 
 
 # ------------------------------------------------------------------------------------------------ what the table says
@@ -235,37 +208,6 @@ def test_the_same_call_again_measures_the_share_of_a_card_that_is_back(sure, mon
     assert sweep.measure_sweep(asked).name == f"{folder.name}-v2", "a finished one is left as it is"
 
 
-def test_two_calls_of_one_name_measure_two_devices_side_by_side(sure, monkeypatch):
-    class Meeting(Sure):
-        def ready(self):
-            both.wait(10)
-            return super().ready()
-
-    sure(1)
-    both = threading.Barrier(2)
-    monkeypatch.setattr(device_sweep, "Visitor", Meeting)
-    with ThreadPoolExecutor(2) as pool:
-        folder, _ = list(pool.map(walked, ("cpu", "cuda:0")))[0]
-    assert aggregate.read(folder).table["device"].value_counts().to_dict() == {"cpu": 6, "cuda:0": 6}
-
-
-def test_a_card_without_a_share_of_a_small_grid_has_not_failed(sure):
-    sure(2)
-    folder, table = walked("all", name="one", shard="5/8")
-    assert store.read_json(folder / "sweep.meta.json")["failures"] == {}
-    assert set(table["device"]) == {"cpu", "cuda:0"}
-    with refused("no point to measure: shard 12/13 of the grid pools is empty"):
-        walked("cpu", name="none", shard="12/13")
-
-
-def test_a_grid_that_is_not_walked_to_its_end_says_so(sure, monkeypatch):
-    sure(0)
-    monkeypatch.setattr(spaces, "_MOST_ORDERED", 5)
-    with refused("shard 0/1 has 12 points, of which 5 at most are walked; take one of 3 or more"):
-        walked("cpu", count=100)
-    assert len(aggregate.read(paths.SWEEPS / "mine").table) <= 5, "what was measured is kept"
-
-
 @pytest.mark.parametrize("error, told", [
     (RuntimeError("CUDA error: unspecified launch failure\nCompile with ..."),
      "^cuda:0 broke; what was measured until then is kept: RuntimeError: CUDA e"),
@@ -324,13 +266,6 @@ def test_shards_that_do_not_make_one_sweep_are_refused_and_nothing_is_written(su
         with refused(words):
             sweep.merge(folders, "merged")
     assert not (paths.SWEEPS / "merged").exists()
-
-
-def test_a_sweep_says_which_device_failed(sure):
-    sure(1, free=1000)
-    result = sweep.sweep(SweepParams(**{**QUICK, **WALK, "device": "all", "name": "verb"}))
-    assert len(result.table) == 6
-    assert "FAILED: cuda:0: no valid point to measure (6 invalid, 6 skipped)" in result.note
 
 
 # ------------------------------------------------------------------------------------------------ on a real card

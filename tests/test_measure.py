@@ -1,20 +1,13 @@
 """Timing, load, machine and ceilings: known answers, laws, and neighbours that must be seen."""
 
-import dataclasses
 import math
-import multiprocessing
-import os
 import time
-from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
-import psutil
 import pytest
 import torch
 
-from benchmarks import paired
 from lib import paths, store
 from lib.config.notebooks import MachineParams
 from lib.measure import ceilings, disturbance, machine, probes, statistics, timing, worker
@@ -58,15 +51,6 @@ def test_measure_takes_few_samples_where_they_cost_too_much(clock):
         assert timing.measure(lambda: clock.work(2), CPU, budget_s=1.0, least=5, most_s=most_s).n == samples
 
 
-def test_compare_finds_a_ratio_through_drift():
-    drift = iter(np.linspace(1, 3, 400))
-    noise = np.random.default_rng(0)
-    result = paired.compare(lambda: 1.2 * next(drift) * noise.lognormal(0, 0.02),
-                            lambda: next(drift) * noise.lognormal(0, 0.02), pairs=100)
-    assert result.low <= 1.2 <= result.high
-    assert result.high - result.low < 0.03
-
-
 @pytest.mark.parametrize("steps, seen, threads, twin, verdict, reason", [
     ([10] * 30, QUIET, 2, 10.2, "stable", ""),
     ([10] * 10 + [10.5] * 10 + [11] * 10, QUIET, 2, None, "noisy", "thirds differ by 10%"),
@@ -91,37 +75,6 @@ def test_a_busy_neighbour_is_seen():
         seen = watch.reading()
     assert seen.other_cores > 0.2, seen
     assert seen.own_cores < 0.2
-
-
-@pytest.mark.parametrize("listed, cores, seconds", [
-    ("012", [2], (30, 3)), ("012", [0, 2], (40, 4)), ("012", [1, 9], (60, 6)),
-    ("023", [0, 2], (30, 3)), ("023", [1, 2], (60, 6)), ("", [0, 2], (40, 4))])
-def test_seconds_are_counted_on_our_own_cores_and_else_on_all(tmp_path, monkeypatch, listed, cores,
-                                                              seconds):
-    """Cores are told by their numbers: one that is off is not listed."""
-    if listed:
-        lines = ["cpu  9 9", *(f"cpu{number} 9 9" for number in listed), "ctxt 5", ""]
-        (tmp_path / "stat").write_text("\n".join(lines))
-    monkeypatch.setattr(disturbance, "_STAT", tmp_path / "stat")
-    every = [SimpleNamespace(user=busy_s, nice=0, system=0, idle=9, steal=busy_s / 10) for busy_s in (10, 20, 30)]
-    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: every)
-    monkeypatch.setattr(disturbance, "own_cores", lambda: cores)
-    assert disturbance.busy_seconds() == pytest.approx(seconds)
-
-
-def _run_pids(pipe):
-    pipe.send([process.pid for process in disturbance._run_processes()])
-
-
-def test_the_leader_of_a_worker_and_its_other_workers_are_no_neighbours():
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    workers = [context.Process(target=_run_pids, args=(theirs,)), context.Process(target=time.sleep, args=(30,))]
-    for worker_process in reversed(workers):
-        worker_process.start()
-    assert {os.getpid(), *(one.pid for one in workers)} <= set(ours.recv())
-    for worker_process in workers:
-        worker_process.kill()
 
 
 def test_ids_keep_hardware_and_software_apart():
@@ -196,20 +149,6 @@ def test_the_reference_machine_keeps_its_id():
     assert set(facts["hardware"]) == {"cpu", "arch", "cores", "cache_kib", "memory_gib", "gpus"}
 
 
-def test_a_pinned_worker_is_no_machine_of_its_own_and_a_pinned_run_is(monkeypatch):
-    """A thread stands for the process: it has cores of its own, too."""
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < 2:
-        pytest.skip("one core cannot be shared out")
-    for pin, usable in ((lambda: os.sched_setaffinity(0, cores[:1]), 1),
-                        (lambda: worker.pin((cores[0],)), machine.hardware().get("usable_cores"))):
-        monkeypatch.setattr(os, "environ", {**os.environ})
-        with ThreadPoolExecutor(1) as thread:
-            thread.submit(pin).result()
-            assert thread.submit(machine.hardware.__wrapped__).result().get("usable_cores") == usable
-            assert thread.submit(os.sched_getaffinity, 0).result() == {cores[0]}
-
-
 def test_a_list_of_devices_may_be_named_by_a_word(monkeypatch):
     """Which lists are refused: test_sweep, test_report."""
     monkeypatch.setattr(machine, "devices", lambda: ["cpu", "cuda:0", "cuda:1"])
@@ -232,19 +171,6 @@ def test_ceilings_are_written_and_replayed(home, quiet, monkeypatch):
     assert "REPLAY of ceilings_cpu-v2.csv" in replayed.note
     with refused("no ceilings of cuda:0"):
         ceilings.ceilings(MachineParams(source="replay", device="cuda"))
-
-
-def test_ceilings_of_a_busy_machine_are_the_best_there_is_and_say_so_unless_one_row_is_usable():
-    found = ceilings.ceilings(MachineParams(source="replay"))
-    fp32 = "level == 'compute' and dtype == 'fp32'"
-    rows = found.table.query(fp32).index
-    rates, words = found.table["peak_gflops"][rows], "UNUSABLE, measured on a busy machine and perhaps too low: fp32."
-    for first, rate, warning in (("unusable", rates.max(), words), ("noisy", rates.iloc[0], "")):
-        verdict = found.table["verdict"].copy()
-        verdict[rows] = [first, *["unusable"] * (len(rows) - 1)]
-        busy = dataclasses.replace(found, table=found.table.assign(verdict=verdict))
-        best = busy.best.query(fp32)
-        assert set(best["verdict"]) == {first} and best["peak_gflops"].max() == rate and busy.warning == warning
 
 
 def test_nothing_that_is_half_in_cache_is_called_memory(monkeypatch):

@@ -1,9 +1,7 @@
 """Networks by the names of libraries, and their inputs: timm's, Hugging Face's from a config, several inputs and tokens."""
 
-import functools
 import json
 import socket
-from dataclasses import replace
 
 import pytest
 import torch
@@ -135,58 +133,6 @@ def test_a_mixture_of_experts_has_an_interval_with_an_upper_end(mode, tmp_path):
     assert answer.table["high_ms"].between(answer.table["predicted_ms"], 1e4).all(), answer.table["flops_not_known"]
 
 
-@functools.lru_cache
-def _table(size):
-    """Keep a table between calls, as libraries keep their positions."""
-    return torch.arange(size, dtype=torch.float32)
-
-
-KEPT = {}
-
-
-class Keeps(nn.Module):
-    """A network that keeps tensors outside of itself: in the cache of a function, and in a dictionary."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, x):
-        scale = KEPT.setdefault(x.shape[-1], x.new_ones(x.shape[-1]))
-        return self.layer(x + _table(x.shape[-1])) * scale
-
-
-def test_what_a_library_keeps_of_one_capture_fails_no_other():
-    KEPT.clear()
-    net = networks.network(f"{__name__}:Keeps", 2, "8")
-    first = capture.of_network(net)
-    assert capture.of_network(net, "train").parameters == first.parameters
-    again = capture.of_network(replace(net, shape=(3, 8), inputs=()))
-    assert [op.name for op in again.ops] == [op.name for op in first.ops]
-    KEPT.clear()
-    assert type(_table(8)) is torch.Tensor, "a real run is given no fake tensor from the cache of a function"
-    assert net.build()(torch.ones(2, 8)).isfinite().all()
-
-
-class Giant(nn.Module):
-    """Two terabytes of weights, which are written by hand; small tables are read while it is built."""
-
-    def __init__(self):
-        super().__init__()
-        rates = torch.linspace(0, 1, 24).tolist()
-        self.layers = nn.Sequential(*(nn.Linear(150_000, 150_000, bias=rate > 0.5) for rate in rates))
-        self.scale = nn.Parameter(torch.randn(150_000, 1).expand(-1, 3).clone() * rates[-1])
-
-    def forward(self, x):
-        return self.layers(x) * self.scale.mean(1)
-
-
-def test_a_network_of_any_size_is_built_without_memory():
-    assert capture.of_network(networks.network(f"{__name__}:Giant", 1, "150000"), "train").parameter_bytes > 2e12
-    answer = advice_on(["cpu", "t4"], f"{__name__}:Giant", 1, "150000")
-    assert not answer.table["fits"].any() and answer.reason.startswith("none: ")
-
-
 class Half(nn.Module):
     """A network in half precision, as its builder leaves it; some of its tensors are shared."""
 
@@ -252,11 +198,6 @@ def test_a_name_that_is_none_is_one_line(case, tmp_path):
         capture.of_network(networks.network(name.format(tmp_path)))
 
 
-def test_an_architecture_that_is_no_network_gives_way_to_the_usual_one(tmp_path):
-    net = networks.network(written(tmp_path, "bert", architectures=["BertConfig"], **SMALL))
-    assert type(net.build()).__name__ == "BertModel"
-
-
 def test_no_config_looks_anything_up_in_the_network(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(socket, "getaddrinfo", lambda *address, **_: asked.append(address) or [])
@@ -264,15 +205,6 @@ def test_no_config_looks_anything_up_in_the_network(tmp_path, monkeypatch):
     with refused("cannot be "):
         networks.network(name).build()
     assert asked == []
-
-
-def test_a_network_without_a_stated_size_is_refused_without_one(monkeypatch):
-    import timm
-
-    monkeypatch.setattr(timm, "get_pretrained_cfg", lambda name: None)
-    with refused("timm states no input size of 'resnet18'; give one: --input-size 3x224x224"):
-        networks.network("timm:resnet18")
-    assert networks.network("timm:resnet18", 1, "3x64x64").shape == (1, 3, 64, 64)
 
 
 def test_a_quantised_config_is_one_line(tmp_path):
@@ -291,11 +223,6 @@ def test_a_network_of_timm_has_the_size_that_timm_states(name, family, text, sha
     assert net.shape == (2, *shape) and networks.family(net.name) == family
     graph = capture.of_network(net)
     assert graph.output == (2, 1000) and graph.parameters == parameters
-
-
-def test_a_network_of_timm_takes_pictures():
-    with refused("takes pictures, channels x height x width, not 512:int64; give 3x224x224"):
-        networks.network("timm:resnet18", 1, "512:int64")
 
 
 def test_the_command_line_names_the_inputs(configs):

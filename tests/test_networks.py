@@ -1,21 +1,17 @@
 """Whole networks measured in processes of their own: rounds, resuming, failures as rows, the verb."""
 
 import json
-import math
 import os
 import re
 import signal
 
 import numpy as np
 import pytest
-import torch
 
 from lib import paths, store
 from lib.config import definitions
 from lib.measure import machine
-from lib.measure.energy import meters
 from lib.measure.networks import campaign, end_to_end, visits_file
-from lib.measure.reference_kernel import ReferenceKernel
 from lib.predict.networks import work
 from lib.work import networks
 from lib.work.run_config import RunConfig
@@ -69,19 +65,6 @@ def die_at_batch_3(cases, *_):
     return [result(case) for case in cases], IDS
 
 
-def test_another_runtime_is_timed_once_torchs_threads_have_stopped_spinning(monkeypatch):
-    """They spin on the cores for milliseconds after the reference kernel, which doubled the time of a short pass."""
-    ran, count = [], {}
-    monkeypatch.setattr(end_to_end, "program", lambda *_: (lambda: ran.append(1), 0.0))
-    for runtime in ("torch", "openvino"):
-        ran.clear()
-        case = RunConfig("simple_cnn", 2, "3x28x28", runtime=runtime)
-        result = end_to_end._measure_case(case, torch.device("cpu"), end_to_end.MeasureOptions(0.0, energy_s=0.0),
-                                          ReferenceKernel(torch.device("cpu")), meters.absent("none"), math.nan)
-        count[runtime] = len(ran) / len(result.samples_ms)
-    assert count["torch"] < 2 and count["openvino"] > 100
-
-
 def test_a_case_that_ends_the_process_fails_alone(monkeypatch):
     monkeypatch.setattr(end_to_end, "_measure", die_at_batch_3)
     cases = [RunConfig("simple_cnn", size, "3x28x28") for size in (3, 4, 5)]
@@ -128,14 +111,6 @@ def test_slow_passes_do_not_count_where_five_others_exist(slow, expected):
     assert table[["latency_ms", "n", "verdict", "reason"]].iloc[0].tolist() == expected
 
 
-def test_what_others_do_on_a_gpu_is_in_the_verdict_of_a_network_there(raw):
-    gpu = {"others": 0.3, "clock_mhz": 1410.0, "throttled": "", "unknown": ""}
-    raw.write_bytes(visit("cuda:0", reference_kernel_ms=[float("nan")] * 8, gpu=gpu).line)
-    visits = visits_file.read(raw, "cuda:0", {("simple_cnn", "default"): [PAIR[0][0]]})
-    table = campaign.summarise(visits.values(), IDS, "cuda:0")
-    assert table[["verdict", "reason"]].iloc[0].tolist() == ["noisy", "others used 30% of the GPU"]
-
-
 def test_after_a_torn_line_the_next_visits_are_whole(raw, pretended):
     campaign.measure(PAIR, rounds=1, raw=raw)
     whole = raw.read_text()
@@ -143,28 +118,6 @@ def test_after_a_torn_line_the_next_visits_are_whole(raw, pretended):
     campaign.measure(PAIR, rounds=3, raw=raw)
     assert [json.loads(line)["round"] for line in raw.read_text().splitlines()] == [0, 1, 2]
     assert raw.read_text().startswith(whole)
-
-
-@pytest.mark.slow
-def test_a_gpu_that_breaks_fails_no_network_for_ever(raw, monkeypatch):
-    """Here it breaks at the second of three cases; the third would fail alike, whatever the network."""
-    broken, measured = [True], []
-
-    def measure_case(case, *_):
-        measured.append(case)
-        if broken and len(measured) == 2:
-            raise RuntimeError("CUDA error: unspecified launch failure\nCompile with ...")
-        return result(case)
-
-    monkeypatch.setattr(end_to_end, "_measure_case", measure_case)
-    monkeypatch.setattr(end_to_end, "call", lambda function, *arguments, **_: function(*arguments))
-    wanted = [(RunConfig("simple_cnn", batch, "3x28x28"), "default") for batch in (1, 2, 4)]
-    lost, _ = campaign.measure(wanted, rounds=1, raw=raw)
-    assert set(lost["reason"]) == {"cpu broke: RuntimeError: CUDA error: unspecified launch failure"}
-    assert len(measured) == 2
-    broken.clear()
-    table, _ = campaign.measure(wanted, rounds=1, raw=raw)
-    assert table["status"].tolist() == ["ok"] * 3
 
 
 def test_visits_to_another_device_or_of_other_cases_are_not_taken_for_these(raw, pretended, with_card):

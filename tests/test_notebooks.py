@@ -1,11 +1,7 @@
 """Every notebook executed once, in quick mode on the reference data; what it wrote, what it shows, what must reproduce."""
 
-import html
-import json
-import os
 import re
 import shutil
-import subprocess
 
 import pytest
 
@@ -74,39 +70,6 @@ def test_the_report_is_whole_and_needs_no_network(page, outcomes):
     assert text.index('id="00_summary"') < text.index('id="01_machine"')
     for part in ("Objectives and hypotheses", "Run matrix", "Environment", "Limitations", "REPLAY", "@media print"):
         assert part in text
-
-
-PROBE = """
-<script>window.addEventListener("load", () => {
-  const broken = [...document.images].filter(i => !i.complete || !i.naturalWidth).length;
-  const wide = document.documentElement.scrollWidth > innerWidth + 1;
-  document.title = JSON.stringify({images: document.images.length, broken, wide, width: innerWidth});
-});</script></body>"""
-
-
-def opened(chromium, folder, content, width):
-    """Return the title of a page after a browser has opened it, with nothing on its console."""
-    path = folder / "opened.html"
-    path.write_text(content)
-    words = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--dump-dom", "--disable-background-networking",
-             "--enable-logging=stderr", f"--user-data-dir={folder / 'user'}", f"--window-size={width},900",
-             "--virtual-time-budget=5000", f"file://{path}"]
-    done = subprocess.run([chromium, *words], capture_output=True, text=True, timeout=120, check=False,
-                          env={**os.environ, "TMPDIR": "/tmp"})  # the path of its socket must be short
-    assert "<title>" in done.stdout and "CONSOLE" not in done.stderr, done.stderr
-    return re.search(r"<title>(.*?)</title>", done.stdout).group(1)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("width", [1300, 500])
-def test_the_report_in_a_browser(page, chromium, tmp_path, width):
-    allowed, policies = re.subn("default-src ('|&#39;)none('|&#39;)", "default-src 'none'; script-src 'unsafe-inline'",
-                                page.read_text())
-    assert policies == 1
-    seen = json.loads(html.unescape(opened(chromium, tmp_path, allowed.replace("</body>", PROBE), width)))
-    assert seen["images"] >= 15
-    assert seen["broken"] == 0
-    assert not seen["wide"], f"the page is wider than {seen['width']} px"
 
 
 def papermill(folder, *words, **how):

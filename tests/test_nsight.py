@@ -84,8 +84,7 @@ def counted_as(first, units=None):
 
 
 @pytest.mark.parametrize("text, units, words", [
-    *[(WHOLE.replace(",", separator), None, "kernel 0 has .27.*in English this is no whole number.*LC_ALL=C ncu")
-      for separator in (".", "\u202f", "’")],
+    (WHOLE.replace(",", "."), None, "kernel 0 has .27.*in English this is no whole number.*LC_ALL=C ncu"),
     ("117,34", SCALED, "'117,34' for gpu__time_duration.sum.*LC_ALL=C ncu"),
     ("10,48,576", None, "'10,48,576'.*LC_ALL=C ncu"), ("1.000", None, "'1.000'.*LC_ALL=C ncu")])
 def test_numbers_in_another_locale_are_refused(tmp_path, text, units, words):

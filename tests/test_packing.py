@@ -58,14 +58,6 @@ def test_results_of_several_other_machines_are_not_packed_as_one(measured):
         assert all(name.startswith(f"{machine.name()}/") for name in packed.namelist())
 
 
-def test_no_more_is_packed_than_is_unpacked(measured, monkeypatch):
-    monkeypatch.setattr(packing, "_MOST_MB", 1)
-    (paths.DATA / "runs/large.csv").write_bytes(bytes(2**21))
-    with refused("MB of results; 1 MB are packed"):
-        packing.pack(measured / "b.zip")
-    assert not list(measured.glob("*.zip"))
-
-
 def zipped(*entries, mode=0):
     """Return a zip of a table and of more entries."""
     content = io.BytesIO()

@@ -9,7 +9,6 @@ from papermill.translators import PythonTranslator
 
 from lib import paths
 from lib.config import base, definitions, notebooks
-from lib.errors import InputError
 from lib.schedule.run import jobs
 from tests import refused
 from tests.test_doors import LOADERS
@@ -86,15 +85,6 @@ def test_an_unknown_name_that_papermill_injects_is_refused_and_helpers_of_other_
         notebooks.check("02_profile", namespace | {"In": cells})
     corrected = [*cells, PythonTranslator.codify({"iters": 7}), "# Parameters of mine\nno_such_param = 3"]
     assert notebooks.check("02_profile", namespace | {"In": corrected}).iters == 7
-
-
-def test_an_error_stays_short_whatever_it_quotes():
-    deep = []
-    for _ in range(60):
-        deep = [deep, deep]
-    with pytest.raises(InputError) as error:
-        base.build(notebooks.ProfileParams, {"label": deep, "iters": "9" * 10_000}, "02_profile")
-    assert len(str(error.value)) < 500
 
 
 def test_every_yaml_of_the_project_loads():

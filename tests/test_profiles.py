@@ -16,9 +16,8 @@ from lib.config.notebooks import ProfileParams
 from lib.measure import archive, disturbance, machine
 from lib.measure.budget import Budget
 from lib.measure.energy import meters
-from lib.measure.training import passes, profile_run, profiler, summary
-from lib.work import synthetic, training
-from lib.work.training import PHASES
+from lib.measure.training import passes, profile_run, summary
+from lib.work import synthetic
 from tests import cut_training, refused, until
 from tests.conftest import home_paths
 
@@ -156,20 +155,6 @@ def test_an_operator_without_a_deterministic_form_is_refused_in_one_line():
         raise RuntimeError(reason)
 
 
-def test_the_phases_of_a_step_are_nvtx_ranges_side_by_side(monkeypatch):
-    ranges = []
-    monkeypatch.setattr(torch.cuda.nvtx, "range_push", ranges.append)
-    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: ranges.append("end"))
-    observer = profiler.BatchProfiler(None, {}, torch.device("cpu"), nvtx=True)
-    for phases in (PHASES, PHASES[:3], ()):  # a training and an evaluation step, an empty loader
-        observer.start()
-        for phase in phases:
-            observer.mark(phase)
-        observer.close_range()
-    opened = (*PHASES, *PHASES[:4], PHASES[0])
-    assert ranges == [word for phase in opened for word in (phase, "end")]
-
-
 def test_a_killed_run_leaves_its_rows(home):
     program = """
 from lib.measure import disturbance
@@ -197,24 +182,6 @@ def test_cuda_profiles_add_up(home, quiet, precision):
     train = summary.steady(run.rows[run.rows["task_type"] == "train"])
     assert (train["sync"] == "event").all() and unexplained(train) < 0.02
     assert (train["cuda_mem_alloc_mb"] > 1).all()
-
-
-@pytest.mark.parametrize("device, every, waits_s", [
-    ("cpu", True, [2.0, 4.0, 6.0, 8.0]), ("cuda:0", False, [2.0, 8.0])])
-def test_the_clock_of_a_pass_ends_with_its_last_batch(clock, monkeypatch, device, every, waits_s):
-    def train(loader, observer):
-        for index in range(len(loader)):
-            clock.work(2.0)
-            observer.end(training.Batch(index, *[None] * 5))
-        clock.work(50.0)  # the loader stops its workers
-
-    waits = []
-    monkeypatch.setattr(passes, "synchronize", lambda _: waits.append(clock.spent_s))
-    run = SimpleNamespace(device=torch.device(device), loader=lambda *_, **__: range(4),
-                          trainer=SimpleNamespace(train=train))
-    watch = passes._clocked(run, 4, 1e3, every)
-    assert watch.window == (1002.0, 1008.0) and watch.step_s == 2.0
-    assert waits == waits_s, "a GPU is not waited for in between"
 
 
 @pytest.mark.parametrize("steps_s, passes_run", [

@@ -1,6 +1,5 @@
 """Published data: each original's layout, its known numbers, and what is refused."""
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -8,7 +7,6 @@ from lib import files, paths, store
 from lib.cli.data import KINDS
 from lib.predict import published
 from lib.predict.published import aiconfigurator, kernels
-from lib.work.graph import spaces
 from tests import refusal, refused
 
 CONV = ("OPName,Latency,Device,Kernels,B,Input_Channel,Output_Channel,Kernel_Szie,Input_Size,Stride,Padding\n"
@@ -50,23 +48,6 @@ def test_neusight_is_read_with_its_own_names(neusight):
     elements, two, three = 127 * 168, ("relu", "gelu", "tanh"), ("add", "mul", "div", "pow")  # matrices that are moved
     assert kinds["bytes"].to_dict() == {kind: 4 * (2 if kind in two else 3) * elements for kind in (*two, *three)}
     assert set(table["latency_type"]) == {"end_to_end"}
-
-
-SIZES = ("batch", "in_channels", "out_channels", "kernel_h", "height", "width", "stride_h", "padding_h")
-
-
-def work(values):
-    """Return FLOPs and bytes of a convolution as kernels.py counts them."""
-    return np.concatenate(kernels.convolution_work(pd.DataFrame(values, [0]), 4))
-
-
-@pytest.mark.parametrize("sizes", [(2, 4, 4, 5, 17, 17, 2, 2), (1, 2, 8, 2, 9, 9, 4, 0)])
-def test_flops_and_bytes_are_those_of_the_operator_itself(sizes):
-    values = dict(zip(SIZES, sizes, strict=True))
-    flops, moved = work(values)
-    square = {name.replace("_h", "_w"): value for name, value in values.items()}
-    config = spaces.config("conv2d", values | square)
-    assert (flops, moved) == spaces.work(config.ops())
 
 
 def test_the_original_sweep_is_checked_against_its_shapes(swept):

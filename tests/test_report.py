@@ -2,8 +2,6 @@
 
 import re
 import subprocess
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -124,22 +122,14 @@ run 02 --devices cpu -p nope 1         no chosen notebook has the parameter nope
 run 02 --devices cpu,xpu               device 'xpu' is not here; this machine has: cpu
 run 02 --source replay --devices xpu   the reference has no device xpu; it has: cpu (or all)
 run 03 -p name ..                      name = '..'
-run --workloads W1,,W2                 'W1,,W2' is no list of names
 run --report --check                   not allowed with
 run 01 --accept                        --accept goes with --check
 run 01 --check --full                  --check compares the committed parameters
-run --devices cpu,cpu                  argument --devices:
-data unpack nowhere.zip                nowhere.zip is missing
-data pack                              nothing to pack
 run --page                             nothing has been run yet: no manifest in
 run 02 --page                          --page shows all that was executed before: leave out notebooks
 run --page --accept                    leave out notebooks, -p, --accept and --dry-run
 measure matrix --repeats 0             argument --repeats:
-measure matrix --cells ,               argument --cells:
 measure networks --energy-s inf        argument --energy-s:
-measure networks --name ../x           argument --name:
-measure networks --models W6,W6        argument --models:
-run-jobs j.csv --slots 0               --slots: '0'
 """
 
 
@@ -150,11 +140,6 @@ def test_the_command_line_refuses_wrong_input_in_one_line(home, monkeypatch, cas
     line, words = re.split(" {2,}", case)
     assert words in refusal(*line.split())
     assert [path.name for path in home.iterdir()] == ["there.html"]
-
-
-def test_choices_are_known_by_other_spellings_also_as_arguments():
-    assert _parser().parse_args(["import", "NeuSight", "folder"]).kind == "neusight"
-    assert "(default: infer)" in output_of("advise", "--help")
 
 
 def test_one_process_at_a_time_runs_a_notebook_and_builds_its_page(home, monkeypatch):
@@ -220,18 +205,3 @@ def test_the_slurm_templates_give_each_task_its_part_and_a_folder_and_collect_wh
         [f"{slurm}/merged", f"merge linear {shards[0]} {shards[1]}"],
         *([f"{slurm}/{name}", f"data pack {slurm}/{name}.zip"] for name in ("profiles-1", "merged"))]
     assert not earlier.exists() and not (slurm / "merged.zip").exists()
-
-
-def test_runs_at_once_lose_no_entry_of_the_manifest(tmp_path, monkeypatch):
-    """Each merges one outcome; with a pause between reading and writing, all but the last would be lost without the lock."""
-    read, outcomes = report.manifest, [outcome(f"01_{number}") for number in range(4)]
-
-    def slow(folder):
-        entries = read(folder)
-        time.sleep(0.05)
-        return entries
-
-    monkeypatch.setattr(report, "manifest", slow)
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda one: report._keep(one, tmp_path), outcomes))
-    assert read(tmp_path) == outcomes

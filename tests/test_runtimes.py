@@ -5,7 +5,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -16,13 +15,12 @@ import torch
 from lib.cli import main
 from lib.config.base import build
 from lib.config.definitions import Campaign
-from lib.errors import InputError
 from lib.measure import machine, worker
 from lib.measure.networks import campaign, end_to_end, visits_file
 from lib.measure.networks.end_to_end import MeasureOptions, in_a_process
 from lib.measure.networks.program import program
 from lib.measure.worker import call
-from lib.predict import held_out, registry, runtime_training
+from lib.predict import held_out, registry
 from lib.predict.advice import advise, advise_text, suggestions
 from lib.predict.advice.query import Answer, CapturedQuery, is_by_runtime
 from lib.predict.advice.snippets import snippet
@@ -152,21 +150,6 @@ def test_a_new_runtime_is_one_entry(home, monkeypatch):
         advise.advise(config, ["cpu"])
 
 
-def prepared_late(case):
-    """Prepare a case that takes longer than it may, in a process of its own, as campaigns do."""
-    end_to_end.program = lambda *_: time.sleep(9)
-    begin = time.monotonic()
-    try:
-        end_to_end._prepared(case, CPU, MeasureOptions(prepare_s=0.1))
-    except InputError as error:
-        return str(error), time.monotonic() - begin
-
-
-def test_an_export_that_takes_too_long_is_stopped():
-    reason, seconds = call(prepared_late, replace(SMALL, compiled=True))
-    assert reason == "it was not exported or compiled within 0 s" and seconds < 5
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("home")
 def test_threads_and_processes_side_by_side_are_conditions_and_failures_are_rows(tmp_path):
@@ -257,29 +240,6 @@ def test_what_was_not_measured_on_a_cpu_like_this_one_is_refused_by_name(on_mach
         CapturedQuery(RunConfig("squeezenet1_1", 1, runtime="tvm"))
 
 
-def test_times_are_compared_at_the_processors_usual_speed(tmp_path):
-    """A slow processor delays passes on all threads, in each visit of the first network; not those of a thread alone."""
-    def result(config, ms, kernel_ms):
-        return visits_file.Result(case=config, samples_ms=[ms] * 6, reference_kernel_ms=[kernel_ms] * 6)
-
-    names = ["resnet18", "mobilenet_v2", "squeezenet1_1", "alexnet", "googlenet", "mnasnet1_0", "densenet121", "vgg11"]
-    identity, visits = {"threads": 2, "hardware_id": "a", "software_id": "b"}, []
-    for place, name in enumerate(names):
-        for number in range(9):
-            factor = 1.3 if place == 0 or (place + number) % 3 == 0 else 1.0
-            results = [result(RunConfig(name, 1), 5.0 * factor ** 0.8, 0.2 * factor),
-                       result(RunConfig(name, 1, threads=1), 9.0, 0.2 * factor)]
-            visits.append(visits_file.Visit(round=number, network=name, memory="default", device="cpu",
-                                            results=results, identity=identity))
-    raw = tmp_path / "visits.jsonl"
-    raw.write_bytes(b"".join(visit.line for visit in visits))
-    table = campaign.summarise(visits, identity, "cpu")
-    assert (table.loc[(table["network"] == "resnet18") & (table["threads"] == 2), "latency_ms"] > 6.1).all()
-    expected = table["threads"].map({2: 5.0, 1: 9.0})
-    corrected = runtime_training.at_usual_speed(table, raw)["latency_ms"]
-    assert corrected.to_numpy() == pytest.approx(expected.to_numpy(), rel=0.05)
-
-
 def test_committed_predictions_give_the_scores_of_the_file_and_the_choices():
     ran = runtime_choices.rows()
     for path in runtimes.FOLDER.glob("*.json"):
@@ -348,17 +308,6 @@ def test_small_networks_are_predicted_with_the_cost_of_a_call(on_machine):
             assert found.low_ms < row.low_ms < found.high_ms and found.is_outside, condition.label
             assert advise_text.grade({**vars(found), "source": "", "out_of_range": True}) == "D"
             assert "GFLOPs lie outside of the 0.095 to 122 of these networks; a call costs" in found.evidence
-
-
-def test_an_answer_from_another_cpu_is_as_wide_as_errors_there_were(on_machine, monkeypatch):
-    file, half = on_machine(), {}
-    network = cpu_answer("squeezenet1_1", 1)
-    for name in (file.machine, "another"):
-        monkeypatch.setattr(machine, "name", lambda name=name: name)
-        monkeypatch.setattr(runtimes, "shipped", lambda: replace(file, elsewhere_half=2.0))
-        found = network.runtime(ORT)
-        half[found.is_borrowed] = np.log(found.high_ms / found.predicted_ms)
-    assert half[False] < 1 < 2 < half[True]
 
 
 def test_ranges_hold_on_cpus_that_were_left_out():

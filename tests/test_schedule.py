@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from lib.schedule import answers, bounds, problem_files
-from lib.schedule.policies import policy_for
 from lib.schedule.problem import PER_TYPE, Fleet, Jobs, Problem
 from lib.schedule.simulate import Faults, simulate
 from lib.schedule.state import PolicyError, Restart, Start, Wait
@@ -54,29 +53,6 @@ def test_a_move_is_no_failure():
 def test_a_wrong_policy_is_found(actions):
     with pytest.raises(PolicyError):
         simulate(a_problem(), lambda state, predict: actions)
-
-
-def test_simpy_agrees():
-    """SimPy, an independent simulator, gives fcfs on one type the same completion times."""
-    simpy = pytest.importorskip("simpy")
-    draw = np.random.default_rng(4)
-    arrival, times = np.sort(draw.uniform(0, 40, 80)), draw.uniform(1, 6, (80, 1))
-    problem = Problem(Jobs.plain(80, arrival), Fleet.from_counts({"gpu": 4}), times, times)
-    ours = simulate(problem, policy_for("fcfs")).done.set_index("job")["end_s"]
-    world = simpy.Environment()
-    devices, ends = simpy.Resource(world, 4), {}
-
-    def job(number):
-        yield world.timeout(arrival[number])
-        with devices.request() as request:
-            yield request
-            yield world.timeout(times[number, 0])
-        ends[number] = world.now
-
-    for number in range(80):
-        world.process(job(number))
-    world.run()
-    assert ours.to_dict() == pytest.approx(ends)
 
 
 WRONG = {

@@ -13,7 +13,7 @@ from lib.schedule.baselines import BASELINES
 from lib.schedule.hybrid import OBJECTIVES
 from lib.schedule.loop import Back, Cancelled, Ended, Loop, Lost
 from lib.schedule.policies import by_priority, policy_for
-from lib.schedule.problem import PER_TYPE, Fleet, Jobs, Problem
+from lib.schedule.problem import Fleet, Jobs, Problem
 from lib.schedule.simulate import Faults, SimulatedBackend, simulate, table
 from lib.schedule.state import Start
 from tests import FEW
@@ -156,25 +156,6 @@ def test_schedules_are_sound_no_better_than_the_bounds_and_the_same_again(case, 
         assert outcome.schedule["end_s"].max() >= bounds.makespan_bound(problem) * (1 - 1e-9)
         least = bounds.matching(bounds.able_times(problem), problem.fleet.counts)[0]
         assert arrivals or metrics.metrics(outcome)["mean_jct_s"] * len(problem.jobs) >= least * (1 - 1e-9)
-
-
-@pytest.mark.parametrize("case", ["lpt", "spt", "affinity", "allox"])
-@given(seed=SEEDS)
-def test_names_and_places_do_not_matter(case, seed):
-    """Jobs and devices in another order, all there at once, no two times alike: the same makespan."""
-    draw = np.random.default_rng(seed)
-    fleet = a_world(seed).fleet
-    types = len(fleet.types)
-    times = np.exp(draw.normal(1, 1, (14, 3)))[:, :types]
-    order, devices, kinds = draw.permutation(14), draw.permutation(len(fleet)), draw.permutation(types)
-    other = Fleet(tuple(fleet.names[device] for device in devices), np.argsort(kinds)[fleet.type_of[devices]],
-                  tuple(fleet.types[kind] for kind in kinds), **{name: getattr(fleet, name)[kinds] for name in PER_TYPE},
-                  host_cores=fleet.host_cores)
-    again = times[order][:, kinds]
-    problems = (Problem(Jobs.plain(14), fleet, times, times),
-                Problem(replace(Jobs.plain(14), ids=tuple(map(str, order))), other, again, again))
-    ends = [simulate(each, a_policy(case)).schedule.set_index("job_id")["end_s"].sort_index().to_numpy() for each in problems]
-    assert ends[0] == pytest.approx(ends[1], rel=1e-12)
 
 
 TIMES = st.sampled_from([(1.0, 5.0), (2.0, np.inf), (np.inf, 1.0), (5.0, 2.0), (2.0, 2.0)])

@@ -1,7 +1,6 @@
 """Tables and files: strict, append-safe, never overwritten, readable after any death."""
 
 import os
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -12,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lib import files, input_tables, locks, paths, store, tables
-from lib.tables.check import checked
 from lib.tables.column import number
-from tests import refused, row
+from tests import refused
 from tests.conftest import full_disk
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\r\n\x00"), min_size=1)
@@ -122,12 +120,6 @@ def test_a_csv_that_does_not_fit_its_table_is_refused(tmp_path, text, what):
         store.read(tmp_path / "a.csv", "overheads")
 
 
-def test_a_switch_is_true_or_false(tmp_path):
-    row("profile", warmup="1").to_csv(tmp_path / "a.csv", index=False)
-    with refused("warmup in row 1 is .*1.*: it takes True or False"):
-        store.read(tmp_path / "a.csv", "profile")
-
-
 @pytest.mark.parametrize("place", ["there.csv", "no/folder.csv", "folder", "dangling"])
 def test_a_users_output_is_a_new_file_in_a_folder_that_is_there(tmp_path, monkeypatch, place):
     monkeypatch.chdir(tmp_path)
@@ -160,25 +152,6 @@ def test_locks_of_devices_lie_where_everybody_may_open_them(monkeypatch, tmp_pat
     assert folder.parent == tmp_path and folder.stat().st_mode & 0o7777 == 0o777
 
 
-def test_of_two_that_create_a_file_at_once_one_is_refused(monkeypatch, tmp_path):
-    """Both looked before either wrote."""
-    path, mkstemp = tmp_path / "token", tempfile.mkstemp
-
-    def beaten(**options):
-        path.write_bytes(b"first")
-        return mkstemp(**options)
-
-    monkeypatch.setattr(tempfile, "mkstemp", beaten)
-    with refused("exists already and is not overwritten"):
-        files.create(path, b"second")
-    assert path.read_bytes() == b"first" and list(tmp_path.iterdir()) == [path]
-
-
-def test_a_commit_stays_known_where_git_cannot_list_changes(monkeypatch):
-    monkeypatch.setattr(store, "_git", lambda verb, _: {"rev-parse": "abc"}.get(verb))
-    assert store.git_state.__wrapped__() == {"commit": "abc", "dirty": None}
-
-
 def test_a_table_comes_through_a_pipe_and_no_device_is_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with ThreadPoolExecutor(1) as pool:
@@ -193,12 +166,6 @@ def test_a_table_comes_through_a_pipe_and_no_device_is_read(tmp_path):
 def test_a_device_is_not_replaced_by_a_file():
     with refused("is no regular file"):
         files.replace(Path("/dev/null"), b"x")
-
-
-def test_a_number_that_is_none_is_an_empty_field(tmp_path):
-    path = appended(tmp_path / "newer.csv", [[1, 0, "loss", float("nan"), 0.0]], "history")
-    assert "nan" not in path.read_text()
-    assert store.read(path, "history")["value"].isna().all()
 
 
 def people(tmp_path, text):
@@ -275,12 +242,6 @@ def test_a_file_of_an_older_version_is_read_with_what_came_since_at_its_defaults
         assert (frame[column] == default).all()
     assert frame[["power_w", "idle_w"]].isna().all(axis=None)
     assert path.read_bytes() == before, "and the file stays as it is"
-
-
-@pytest.mark.parametrize("table", tables.TABLES)
-def test_the_defaults_of_columns_fit_them(table):
-    later = {name: column for name, column in tables.TABLES[table].items() if column.default is not None}
-    checked(pd.DataFrame({name: [column.default] for name, column in later.items()}), later, "the defaults")
 
 
 def test_no_row_is_appended_to_a_file_of_an_older_version(tmp_path, monkeypatch):

@@ -1,10 +1,6 @@
 """Sweeps: what is measured, what is written, what survives; and what the table says of the visits."""
 
-import dataclasses
 import itertools
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pandas as pd
@@ -12,10 +8,9 @@ import pytest
 
 from lib import paths, store
 from lib.config.notebooks import SweepParams
-from lib.measure import machine
 from lib.measure.energy import meters
 from lib.measure.networks import allocator
-from lib.measure.operators import aggregate, device_sweep, export, sweep, visit, visitor
+from lib.measure.operators import aggregate, device_sweep, export, sweep, visitor
 from lib.measure.worker import WorkerLostError
 from lib.predict.published import kernels
 from lib.work.graph import spaces
@@ -77,27 +72,6 @@ def test_a_sweep_of_a_name_goes_on_and_one_without_starts_anew(pretended):
     with refused("holds another sweep, with count = 6"):
         measure(name="mine", count=7)
     assert measure().name + "-v2" == measure().name
-
-
-def test_the_same_sweep_at_once_waits_and_finds_all_rows(pretended, monkeypatch):
-    class Slow(Visitor):
-        def visit(self, config, ops):
-            begun.set()
-            assert go_on.wait(30)
-            return super().visit(config, ops)
-
-    begun, go_on = threading.Event(), threading.Event()
-    monkeypatch.setattr(device_sweep, "Visitor", Slow)
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(measure)
-        assert begun.wait(30)
-        second = pool.submit(measure)
-        time.sleep(0.3)
-        assert not second.done()
-        go_on.set()
-    assert first.result() == second.result()
-    seen = store.read(first.result() / "cpu/repeats.csv", "repeats")
-    assert len(seen) == 18 and not seen.duplicated(["config", "round"]).any()
 
 
 def test_cut_short_in_a_line_it_ends_with_every_row_once(pretended):
@@ -271,12 +245,3 @@ def test_a_sweep_with_energies_has_joules_of_known_power(here, metered, monkeypa
     loops = store.read(folder / "cpu/energies.csv", "energies").set_index("config").loc[warm.index]
     seconds = loops["energy_j"] * loops["calls"] / metered
     assert ((seconds >= 0.5) & (seconds <= loops["loop_s"])).all(), "joules = known watts x the time of the loop"
-
-
-def test_a_point_without_an_energy_says_why_at_once(metered):
-    config, bench = spaces.config("activation", {"kind": "relu", "elements": 1000}), visit.Bench(machine.device("cpu"), 20.0)
-    bench.idle_w = 40.0
-    for dtype, seconds, why in (("fp32", 0.2, "10 are needed"), ("fp8", 5.0, "fp8")):
-        changed = dataclasses.replace(config, latency_type="end_to_end", dtype=dtype)
-        result = bench.energy(changed, config.ops(), seconds)
-        assert why in result["energy_reason"] and np.isnan(result["energy_j"])

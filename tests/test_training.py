@@ -89,19 +89,6 @@ def test_layers_that_are_frozen_keep_their_running_statistics():
     assert {name for name in after if not torch.equal(after[name], before[name])} == {"fc.weight", "fc.bias"}
 
 
-def test_bf16_and_channels_last_train_also_where_a_batch_is_augmented():
-    class Formats(Observer):
-        def end(self, batch):
-            formats.append(batch.inputs.is_contiguous(memory_format=torch.channels_last))
-
-    of, formats = task(dataset="pathmnist"), []
-    trainer = Trainer(of, Options(CPU, precision="bf16", channels_last=True), Recipe(sgd, augment=torch.Tensor.contiguous))
-    assert np.isfinite(trainer.train(batches(of, [8, 8]), Formats()))
-    assert formats == [True, True], "what augments it leaves its memory format"
-    weight = next(p for p in trainer.model.parameters() if p.ndim == 4)
-    assert weight.is_contiguous(memory_format=torch.channels_last)
-
-
 def test_a_precision_that_does_not_run_is_named(monkeypatch):
     def refuse(*_, **__):
         raise RuntimeError("not implemented for Half\nmore")

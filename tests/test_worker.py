@@ -3,17 +3,14 @@
 import multiprocessing
 import os
 import signal
-import sys
-import tempfile
 import time
 from contextlib import contextmanager
-from multiprocessing import forkserver
 
 import psutil
 import pytest
 
-from lib.measure.worker import Service, WorkerLostError, call
-from tests import refusal, until
+from lib.measure.worker import Service, WorkerLostError
+from tests import until
 
 pytestmark = pytest.mark.slow
 
@@ -58,23 +55,6 @@ def test_the_death_of_a_worker_has_a_reason(request_, timeout_s, words):
     assert not psutil.pid_exists(pid)
 
 
-def seen():
-    return {"imported": "colorsys" in sys.modules, "ours": os.environ.get("OURS")}
-
-
-def test_a_call_has_its_own_environment_also_in_a_process_of_a_server(monkeypatch):
-    monkeypatch.setenv("OURS", "ours")
-    assert call(seen, environment={"OURS": "theirs"}) == {"imported": False, "ours": "theirs"}
-    assert os.environ["OURS"] == "ours"
-    forkserver._forkserver._stop()  # one of another test has imported other modules
-    for value in ("first", "second"):
-        monkeypatch.setenv("OURS", value)
-        assert call(seen, imported=("colorsys",)) == {"imported": True, "ours": value}
-    with pytest.raises(WorkerLostError, match="signal 9"):
-        call(kill_this, imported=("colorsys",))
-    forkserver._forkserver._stop()
-
-
 def _leading(path):
     Service(_busy_as_a_network, path)
     time.sleep(60)
@@ -99,13 +79,3 @@ def test_a_worker_at_work_ends_with_whoever_leads_it(tmp_path):
     leader.kill()
     leader.join(30)
     until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, 10)
-
-
-def test_no_folder_for_temporary_files_is_one_line_and_no_worker(home, monkeypatch):
-    jobs = home / "jobs.csv"
-    jobs.write_text("job_id,workload_id,steps\na,W1,1\n")
-    with monkeypatch.context() as patch:
-        patch.setattr(tempfile, "tempdir", None)
-        patch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(home / "nowhere")])
-        line = refusal("run-jobs", jobs, "--slots", "2")
-    assert line.endswith("name a folder that can be written in TMPDIR\n")

@@ -1,13 +1,9 @@
 """Several writers of one file, killed writers and full disks: no row is lost or torn, nothing is half there."""
 
-import errno
 import multiprocessing
 import random
 import time
 from contextlib import closing
-from pathlib import Path
-from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 
@@ -15,7 +11,6 @@ from lib import store
 from lib.config.notebooks import MachineParams, SweepParams
 from lib.measure import ceilings
 from lib.measure.operators import sweep
-from lib.work import distributed, weights
 from tests import refused
 from tests.conftest import full_disk
 
@@ -49,34 +44,9 @@ def test_writers_that_take_turns_and_are_killed_lose_no_row(tmp_path):
     assert {"writer3", "writer4", "writer5", "writer6"} <= set(rows.index)
 
 
-@pytest.mark.parametrize("kept", [b"device,wh", b"device,what,median_us,p99_us,n,method,hardware_id,software_id\ncpu,la"])
-def test_a_writer_killed_in_a_line_leaves_a_file_to_go_on_with(tmp_path, kept):
-    path = tmp_path / "a.csv"
-    path.write_bytes(kept)
-    with closing(store.Appender(path, "overheads", resume=True)) as file:
-        file.append(["cpu", "launch", 1.0, 1.0, 3, "how", "h", "s"])
-    assert store.read(path, "overheads")["what"].tolist() == ["launch"]
-
-
 def save_ceilings(home):
     measured = ceilings.replay_ceilings(MachineParams(source="replay"))
     ceilings._save(measured.table, measured.overheads, MachineParams(), {}, [])
-
-
-def full(folder, **_):
-    (Path(folder) / "model.bin").write_bytes(b"half")
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def test_a_state_or_weights_that_cannot_be_written_are_one_line_and_leave_nothing_half(tmp_path):
-    accelerator = SimpleNamespace(is_main_process=True, wait_for_everyone=Mock(), save_state=full)
-    with refused("state-1: cannot be written .No space left"):
-        distributed.save_state(accelerator, tmp_path, "1", {})
-    assert not list(tmp_path.iterdir())
-    (tmp_path / "best.pt").mkdir()
-    with refused("best.pt: cannot be written .Is a directory"):
-        weights.save({}, tmp_path / "best.pt")
-    assert [path.name for path in tmp_path.iterdir()] == ["best.pt"]
 
 
 @pytest.mark.parametrize("write", [lambda home: sweep._folder(SweepParams()), save_ceilings], ids=["plan", "ceilings"])
