@@ -25,7 +25,7 @@ from tests import killed, nightly, refused, until
 from tests.killed import InlineWorkers, prepared, two_slots
 from tests.postgres import postgres  # noqa: F401
 
-LIMIT = TimeLimit(5.0, 15.0)  # a worker that replaces another one takes some of it to start
+LIMIT = TimeLimit(5.0, 10.0)  # a worker that replaces another one takes some of it to start
 
 
 def job(name, task, devices=1, **arguments):
@@ -87,7 +87,7 @@ def test_faults_lose_nothing(tmp_path, seed):
         assert end["status"] == "failed" and reason in end["reason"] and story.count("retried") == tries - 1
     for fault in ("freeze", "hang"):
         reasons = attempts.loc[attempts["job_id"] == fault, "reason"]
-        assert "not done after its time limit of 15 s" in reasons.iloc[0]
+        assert "not done after its time limit of 10 s" in reasons.iloc[0]
     assert ends["result"]["j1"] == {"value": 1, "torch": False} and ends["result"]["nan"] == {"value": None}
     both = ends["result"]["both"]
     assert both["devices"] == ["cpu", "cpu"] and stories["both"] == "done done"

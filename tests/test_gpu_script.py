@@ -114,7 +114,7 @@ def test_a_step_is_interrupted_by_its_file_and_ended_when_it_takes_too_long(call
     begin = time.monotonic()
     try:
         _, lines, _ = call(WAITING="lib finetune --config params/gpu_finetune.yaml --device cuda:0",
-                           NEW=new, PATH=f"{tmp_path}:{os.environ['PATH']}", LIMIT=8)
+                           NEW=new, PATH=f"{tmp_path}:{os.environ['PATH']}", LIMIT=5)
     finally:
         signal.signal(signal.SIGINT, usual)
     assert "finetune_cut: done" in lines
