@@ -103,7 +103,8 @@ DOORS = {"lib.csv_files": "pd.read_csv pd.read_excel", "lib.config.base": "YAML"
          "lib.predict.model_file": "json.loads"}
 OWN = dict.fromkeys(("lib.schedule.run.processes",
                      "lib.measure.networks.heap_replay", "lib.measure.networks.end_to_end", "lib.measure.networks.visits_file",
-                     "lib.measure.operators.device_sweep", "lib.measure.operators.aggregate", "lib.measure.machine"),
+                     "lib.measure.operators.device_sweep", "lib.measure.operators.aggregate", "lib.measure.machine",
+                     "lib.predict.published.kernelbench"),
                     "json.loads") | {
     "lib.tensorrt.tune": "YAML yaml.load"}  # a round trip that keeps the comments
 PARSERS = re.compile(r"(pd|pandas)\.read_\w+|(pq|pa|pyarrow)\.(ParquetFile|read_\w+|ipc.*)|(json|pickle|marshal|yaml|joblib|np|"
