@@ -60,8 +60,8 @@ def _run_config(options: argparse.Namespace) -> Any:
     return RunConfig(
         options.model, batch_size=options.batch_size, mode=options.mode, dtype=options.dtype,
         layout="channels_last" if options.channels_last else "contiguous", gpus=options.gpus,
-        parallel=options.parallel, runtime=options.runtime, threads=options.threads,
-        instances=options.instances, input_shape=options.input_size, compiled=options.compile)
+        runtime=options.runtime, threads=options.threads, instances=options.instances,
+        input_shape=options.input_size, compiled=options.compile)
 
 
 def _device_condition(options: argparse.Namespace) -> Any:
@@ -292,8 +292,7 @@ def _add_advise(verbs) -> None:
     option(verb, "--input-size", "one sample: 3x224x224, tokens 512:int64, or a YAML file of "
            "several by their arguments' names", default="", metavar="SHAPE")
     option(verb, "--batch-size", "of all GPUs (default: the workload's, or 1 each)", whole(1), 0)
-    option(verb, "--gpus", "equal GPUs of one machine that share the batch", whole(1), 1)
-    option(verb, "--parallel", "of --gpus: ddp or data_parallel", default="ddp")
+    option(verb, "--gpus", "equal GPUs of one machine that share the batch (DistributedDataParallel)", whole(1), 1)
     option(verb, "--mode", "a forward pass, or a training step", default="infer",
            choices=("infer", "train"))
     flag(verb, "--channels-last", "memory layout of images, of cards and of this CPU")

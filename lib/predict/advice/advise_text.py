@@ -47,14 +47,14 @@ def heading(advice: Advice) -> str:
     """Say what was predicted."""
     config = advice.captured.config
     batch_size = advice.captured.batch_size * config.gpus
-    work, scheme = "a forward pass", config.parallel
+    work, shared = "a forward pass", f"{config.gpus} GPUs that exchange nothing"
     if config.mode == "train":
         work = "a training step (loader, copy, forward, backward, Adam)"
-        scheme = parallel.SCHEMES[scheme].words.format(advice.table["gradients_mb"].iloc[0])
+        shared = f"{config.gpus} GPUs ({parallel.DDP.format(advice.table['gradients_mb'].iloc[0])})"
     how = replace(config, network="", gpus=1).label
     conditions = [how if config.is_for_cpu else how.removeprefix("torch ")]
     if config.gpus > 1:
-        conditions.append(f"{config.gpus} GPUs ({scheme})")
+        conditions.append(shared)
     given = [f"{entry.name} {entry.sample}".strip() for entry in config.loaded(1).batch if entry.name or not entry.is_float]
     return (f"{config.network}, {work} of {batch_size} sample{'s' * (batch_size > 1)}"
             f"{f' of {choices(given)}' if given else ''}, {', '.join(conditions)}")
