@@ -50,7 +50,7 @@ def test_every_device_with_a_model_answers(answer):
     assert table.eval("0 < low_ms < predicted_ms < high_ms").all()
     assert np.isfinite(table[["high_ms", "images_per_sec", "memory_mb"]].to_numpy()).all()
     assert table["predicted_ms"].is_monotonic_increasing
-    assert answer.recommended == table[table["fits"]]["device"].iloc[0] and answer.recommended in answer.reason
+    assert answer.recommended == table[table["fits"]]["device"].iloc[0]
     assert table["loader_wait_ms"].isna().all(), "inference has no parts of a step"
     assert table["images_per_sec"].to_numpy() == pytest.approx(4e3 / table["predicted_ms"].to_numpy())
     moved = answer.captured.work(device_type="cpu").bytes
@@ -58,7 +58,7 @@ def test_every_device_with_a_model_answers(answer):
     assert "GB/s" in advise_text.table(answer)
     zero = table[table["source"].str.startswith("zero-shot")]
     assert len(zero) and zero["out_of_range"].all(), "what was never measured there is said to be outside"
-    assert answer.reason in advise_text.text(answer)
+    assert all(line in advise_text.text(answer) for line in advise_text.verdicts(answer))
 
 
 @pytest.mark.parametrize("name, mode", [("resnet18", "infer"), ("simple_cnn", "train")])
@@ -133,7 +133,7 @@ def test_work_that_is_not_known_is_in_every_form_of_answer_and_its_interval_has_
     (tmp_path / "q.csv").write_text(f"model,batch_size,input,device\n{network},16,1024x1024,a100-pcie-40gb\n")
     options = ["--input-size", "1024x1024", "--batch-size", "16", "--device", "a100-pcie-40gb"]
     text = output_of("advise", network, *options, "--explain")
-    assert " or more)" in text and "FLOPs not known: _linalg_check_errors, linalg_inv_ex" in text and "no upper end" in text
+    assert " or more, confidence" in text and "FLOPs not known: _linalg_check_errors, linalg_inv_ex" in text and "no upper end" in text
     for arguments in ([network, *options], ["--questions", tmp_path / "q.csv"]):
         (row,) = json.loads(output_of("advise", *arguments, "--json"))
         assert row["high_ms"] is None and row["low_ms"] > 0
@@ -194,8 +194,6 @@ def test_devices_whose_times_are_close_beside_their_ranges_tie(second, words, an
     table = pd.DataFrame([first, _row(1.5, 15, **second), _row(90, 120, device="cpu", predicted_ms=100.0)])
     advice = replace(answer, table=table)
     assert words in " ".join(advise_text.verdicts(advice))
-    is_tie = " tie " in words
-    assert (", tied with t4, 2" in advice.reason) == is_tie and " 1 times as fast" not in advice.reason
 
 
 @pytest.mark.parametrize("kernel, learned, origin, words", [

@@ -87,8 +87,7 @@ def _advise(options: argparse.Namespace) -> bool:
     in_full = not options.json and (options.explain or options.verify)
 
     def ask() -> advise.Advice:
-        return advise.advise(_run_config(options), options.device, in_full,
-                             _device_condition(options))
+        return advise.advise(_run_config(options), options.device, _device_condition(options))
 
     watch = disturbance.LoadWatch()
     advice = _with_ceilings(options, ask)
@@ -303,7 +302,7 @@ def _add_advise(verbs) -> None:
     flag(verb, "--code", "print a program that runs the network so, to paste and run")
     option(verb, "--power-limit", "a lowered power limit of GPUs (default: the board's)",
            number(0, 1e4, above=True), 0.0, metavar="W")
-    flag(verb, "--explain", "print all: origins, held-out errors, price, energy, batch sizes")
+    flag(verb, "--explain", "print all: origins, held-out errors, price, energy")
     flag(verb, "--verify", "measure the prediction and the changes on this machine's CPU")
     _add_devices(verb)
 

@@ -26,7 +26,7 @@ _LIMITS = {"launch": "launching kernels", "loader": "waiting for the loader", "c
 CONFIDENCE_REACH = {"A": 1.25, "B": 1.5, "C": 2.5, "D": math.inf}  # how many times the prediction the 90 % range reaches
 _TRUSTED = ("A", "B")
 _ZERO_SHOT = "zero-shot from "
-_CHANGES, _SHORT, _NAMED = 3, 5, 4  # changes and devices that are shown, and devices named in a sentence
+_CHANGES, _NAMED = 3, 4  # changes that are shown, and devices named in a sentence
 _BUSY = 4  # times its usual time that the reference kernel takes at most while no others hold the cores
 _APART = 1.15  # times that a heap is faster from which both heaps are told
 _WORTH = 1.02  # a smaller gain is no reason to change anything
@@ -123,11 +123,9 @@ def _worthwhile(suggested: Sequence[Change]) -> list[Change]:
     return [change for change in suggested if change.predicted_gain >= _WORTH][:_CHANGES]
 
 
-def shortlist(advice: Advice) -> pd.DataFrame:
-    """Return the table of the screen for the fastest device, those of the narrowest intervals, and this machine's CPU."""
-    fastest, *slower = _graded(advice)
-    surest = sorted(slower, key=lambda row: (row["grade"], row["high_ms"] / row["low_ms"]))[:_SHORT]
-    return _cells([fastest, *(row for row in slower if row in surest or row["device"] == "cpu")])
+def short_table(advice: Advice) -> pd.DataFrame:
+    """Return the devices as the screen shows them, the fastest first; columns that say nothing are left out."""
+    return _cells(_graded(advice))
 
 
 def verdicts(advice: Advice) -> list[str]:
@@ -211,9 +209,7 @@ def table(advice: Advice) -> pd.DataFrame:
 def text(advice: Advice) -> str:
     """Return the whole answer for a terminal."""
     body = table(advice).to_string(index=False, float_format=NUMBER)
-    lines = [heading(advice), "", body, "", f"recommended: {advice.reason}", *_limited(advice)]
-    if len(advice.crossovers) > 1:
-        lines.append("by batch size: " + "; ".join(advice.crossovers))
+    lines = [heading(advice), *verdicts(advice), "", body, "", *_limited(advice)]
     if advice.table["out_of_range"].any():
         lines.append("outside: over 5 % of the time is of operators out of the training range, the batch size was not trained, "
                      "the model is another machine's, or no network was measured on so many GPUs; the interval is "
