@@ -20,6 +20,7 @@ from lib.predict.networks.sums import HOST_MS
 from lib.predict.power import limits
 from lib.predict.transfer import ANY_GPU
 from lib.predict.trust import quote
+from lib.work.runtimes import TORCH
 
 WIDTH = 100
 _LIMITS = {"launch": "launching kernels", "loader": "waiting for the loader", "copy": "copying to the device"}
@@ -99,14 +100,11 @@ def screen(advice: Advice, suggested: Sequence[Change], note: str = "") -> str:
 
 
 def _prepared(advice: Advice) -> list[str]:
-    """Say how long the CPU's network is exported or compiled first, and after how many passes that pays."""
-    cpu = advice.of("cpu")
-    runtime = cpu and cpu.passes.provenance.runtime
-    if not runtime or not runtime.prepare_s:
+    """Say that the CPU's network is exported or compiled first."""
+    config = advice.captured.config
+    if advice.of("cpu") is None or (config.runtime == TORCH and not config.compiled):
         return []
-    saved_ms = cpu.eager["default"].predicted_ms - runtime.predicted_ms
-    pays = f": it pays after {runtime.prepare_s * 1e3 / saved_ms:,.0f} passes" if saved_ms > 0 else ", and does not pay"
-    return [f"Exporting or compiling takes about {runtime.prepare_s:,.0f} s once{pays}. --code prints a program that runs it."]
+    return ["Exporting or compiling takes some ten seconds, once. --code prints a program that runs it."]
 
 
 def _limited(advice: Advice) -> list[str]:

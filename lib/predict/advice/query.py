@@ -30,7 +30,7 @@ from lib.work.runtimes import TORCH, runtime_of
 
 COLUMNS = (*"device source predicted_ms low_ms high_ms images_per_sec predicted_gbps memory_mb bound below_roof out_of_range "
             "fits measured_ms price_per_million dtype energy_j energy_low_j energy_high_j energy_share energy_source "
-            "latency_type widened prepare_s rss_mb rss_low_mb rss_high_mb".split(), *limits.COLUMNS, *quote.COLUMNS,
+            "latency_type widened rss_mb rss_low_mb rss_high_mb".split(), *limits.COLUMNS, *quote.COLUMNS,
            *(f"{name}_ms" for name in STEP_PHASES), "parallel_ms", "scaling_efficiency", "gradients_mb", "input_mb",
            "not_modelled", "flops_not_known")
 _LEAST_BATCH = 2  # a single sample runs other kernels than a batch: no line goes through it
@@ -364,7 +364,7 @@ class Answer:
                 "fits": bool(max(self.memory_mb, resident_mb.get("rss_mb", 0.0)) < predictor.memory_mb),
                 "measured_ms": self._measured_ms(), "dtype": self.config.dtype,
                 "latency_type": "end_to_end", "widened": self.is_widened,
-                "prepare_s": runtime.prepare_s if runtime else 0.0, **quote.quote(self).columns,
+                **quote.quote(self).columns,
                 "price_per_million": price * gpus / rate * 1e6 / 3600 if price else math.nan, **resident_mb,
                 **energy.per_image(None if self.device_condition.power_limit_w else predictor.power, passes, work.batch_size),
                 **self.ratios(self.device_condition.power_limit_w), **getattr(estimate, "columns", {}),
