@@ -255,6 +255,7 @@ def test_the_command_line_answers_in_json_and_what_was_verified_is_in_it(monkeyp
         "advise resnet18 --input-size x", "advise resnet18 --input-size 3x999999999x999999999", "calibrate --budget-s nan",
         "calibrate --budget-s 1", "calibrate --device abacus", "calibrate --device cpu,cpu", "calibrate --dtype fp64",
         "models --train x")),
+    ("calibrate --device t4", "a GPU such as t4 is corrected by networks measured on it: .* by --networks"),
     ("advise resnet18 --device abacus", "no fp32 model of a device 'abacus'; there are models of: .*calibrate"),
     ("advise alexnet --input-size 3x8x8", "does not run on an input of shape"),
     ("advise resnet_181", "no model 'resnet_181'.*did you mean resnet18"),
@@ -279,11 +280,11 @@ def test_a_calibration_that_could_not_be_written_is_not_measured(home, monkeypat
     monkeypatch.setattr(calibrate.sweep, "measure_sweep", lambda *_, **__: pytest.fail("it was measured"))
     monkeypatch.setattr(calibrate, "_bases", lambda *_: [])
     with locks.writer(registry.path_of(registry.cpu_here(), "fp32")), refused("is being written by another process"):
-        calibrate.calibrate("cpu")
+        calibrate.calibrate()
     shutil.rmtree(paths.MODELS)
     paths.MODELS.write_text("")
     with refused("cannot be written"):
-        calibrate.calibrate("cpu")
+        calibrate.calibrate()
 
 
 def test_shipped_models_say_where_they_come_from():
@@ -357,7 +358,7 @@ def calibrated(home, monkeypatch, pool):
         campaign = SimpleNamespace(measure=measure, write=Mock(), reference_ms=lambda rows, _: pd.Series(np.nan, rows.index))
         for name, value in {"NETWORKS": tuple(verdicts), "_PROCESS_S": 0.1, "_PASSES": 0, "campaign": campaign}.items():
             monkeypatch.setattr(calibrate_networks, name, value)
-        return calibrate.calibrate("cpu", budget_s=30), heaps
+        return calibrate.calibrate(budget_s=30), heaps
 
     return of_verdicts
 

@@ -183,9 +183,7 @@ def test_the_number_that_the_readme_expects_is_the_committed_one():
 SPLITS = {"own GPU, unseen shapes": "unseen shapes, 5 folds", "own GPU, N and K unseen": "unseen N and K, 5 folds",
           "own GPU, the largest tenth": "the largest tenth", "that GPU left out": "a GPU left out",
           "left out, mean (a line; trees)": "a GPU left out",
-          "with 200 of its kernels": "a GPU left out, 200 of its kernels measured",
-          "by its sibling alone": "a GPU left out, by its sibling",
-          "the same with 200 of its kernels": "a GPU left out, by its sibling, 200 of its kernels measured"}
+          "by its sibling alone": "a GPU left out, by its sibling"}
 
 
 def mape(dtype, split, operator, learner="this model"):

@@ -152,14 +152,19 @@ def _advise_operator(options: argparse.Namespace) -> None:
 
 
 def _calibrate(options: argparse.Namespace) -> None:
+    from lib.config.definitions import load_devices
+    from lib.predict import registry
+
     if not options.networks:
         from lib.predict import calibrate
 
-        print(calibrate.summary(calibrate.calibrate(
-            options.device, options.dtype or "fp32", options.budget_s or _BUDGET_S)))
+        if registry.device_id(options.device) != "cpu":
+            raise InputError(f"calibrate measures this machine's cpu; a GPU such as {options.device} "
+                             "is corrected by networks measured on it: give their files by "
+                             "--networks")
+        print(calibrate.summary(calibrate.calibrate(options.dtype or "fp32",
+                                                    options.budget_s or _BUDGET_S)))
         return
-    from lib.config.definitions import load_devices
-    from lib.predict import registry
     from lib.predict.cards import calibration
 
     given = {"--dtype": options.dtype, "--budget-s": options.budget_s}
@@ -269,9 +274,9 @@ def add(verbs) -> None:
            choices=("forward", "backward"))
     _add_devices(verb)
     _add_models(verbs)
-    verb = add_verb(verbs, "calibrate", "fine-tune the nearest model to this machine's device by "
-                    "a few measured points", _calibrate)
-    option(verb, "--device", "cpu, cuda:0, or of --networks one of params/devices.yaml",
+    verb = add_verb(verbs, "calibrate", "correct the nearest model by a few points measured on "
+                    "this CPU, or a card's by networks measured on it", _calibrate)
+    option(verb, "--device", "cpu, or of --networks cuda:0 or one of params/devices.yaml",
            default="cpu")
     option(verb, "--networks", "measure nothing: correct a card's model by ten or more networks "
            "measured on it, benchmark-*.csv of timm or networks.parquet; may be given again",
