@@ -120,7 +120,7 @@ def one_machine(options: argparse.Namespace) -> None:
     refused = False
     if not registry.path_of(registry.cpu_here(), "fp32").exists():
         try:
-            print("  ", calibrate.summary(calibrate.calibrate("cpu", budget_s=options.budget_s)), flush=True)
+            print("  ", calibrate.summary(calibrate.calibrate(budget_s=options.budget_s)), flush=True)
         except InputError as error:
             refused = True
             print(f"   not calibrated: {error}", flush=True)

@@ -34,7 +34,7 @@ def calls(network: str, device: str) -> list[tuple[str, str]]:
 
     sys.setprofile(enter)
     try:
-        advise(RunConfig(network, **QUERY), [device], crossovers=False)
+        advise(RunConfig(network, **QUERY), [device])
     finally:
         sys.setprofile(None)
     return list(found)
@@ -51,7 +51,7 @@ def _name(code: CodeType) -> str:
 
 def main() -> None:
     """Count the calls between files on the road of one answer, its files, and what is called from most places."""
-    advise(RunConfig(NETWORK, **QUERY), [DEVICE], crossovers=False)  # imports and caches
+    advise(RunConfig(NETWORK, **QUERY), [DEVICE])  # imports and caches
     road = calls(NETWORK, DEVICE)
     files = Counter(called.partition(":")[0] for _, called in road)
     print(f"   {NETWORK} on {DEVICE}: {len(road)} calls from one file into another, in {len(files)} files")

@@ -58,12 +58,12 @@ def nightly(*values):
 
 
 def advice_on(devices, *config, power_limit_w=0.0, **more):
-    """Return the advice on a run for one device or several, without batch sizes at which another one is better."""
+    """Return the advice on a run for one device or several."""
     from lib.predict.advice import advise
     from lib.work.run_config import DeviceCondition, RunConfig
 
     several = [devices] if isinstance(devices, str) else devices
-    return advise.advise(RunConfig(*config, **more), several, False, DeviceCondition(power_limit_w=power_limit_w))
+    return advise.advise(RunConfig(*config, **more), several, DeviceCondition(power_limit_w=power_limit_w))
 
 
 def refused(words):

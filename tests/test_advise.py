@@ -50,7 +50,7 @@ def test_every_device_with_a_model_answers(answer):
     assert table.eval("0 < low_ms < predicted_ms < high_ms").all()
     assert np.isfinite(table[["high_ms", "images_per_sec", "memory_mb"]].to_numpy()).all()
     assert table["predicted_ms"].is_monotonic_increasing
-    assert answer.recommended == table[table["fits"]]["device"].iloc[0] and answer.recommended in answer.reason
+    assert answer.recommended == table[table["fits"]]["device"].iloc[0]
     assert table["loader_wait_ms"].isna().all(), "inference has no parts of a step"
     assert table["images_per_sec"].to_numpy() == pytest.approx(4e3 / table["predicted_ms"].to_numpy())
     moved = answer.captured.work(device_type="cpu").bytes
@@ -58,7 +58,7 @@ def test_every_device_with_a_model_answers(answer):
     assert "GB/s" in advise_text.table(answer)
     zero = table[table["source"].str.startswith("zero-shot")]
     assert len(zero) and zero["out_of_range"].all(), "what was never measured there is said to be outside"
-    assert answer.reason in advise_text.text(answer)
+    assert all(line in advise_text.text(answer) for line in advise_text.verdicts(answer))
 
 
 @pytest.mark.parametrize("name, mode", [("resnet18", "infer"), ("simple_cnn", "train")])
@@ -133,7 +133,8 @@ def test_work_that_is_not_known_is_in_every_form_of_answer_and_its_interval_has_
     (tmp_path / "q.csv").write_text(f"model,batch_size,input,device\n{network},16,1024x1024,a100-pcie-40gb\n")
     options = ["--input-size", "1024x1024", "--batch-size", "16", "--device", "a100-pcie-40gb"]
     text = output_of("advise", network, *options, "--explain")
-    assert " or more)" in text and "FLOPs not known: _linalg_check_errors, linalg_inv_ex" in text and "no upper end" in text
+    assert " or more, confidence" in text and "no upper end" in text
+    assert "FLOPs not known: _linalg_check_errors, linalg_inv_ex" in text
     for arguments in ([network, *options], ["--questions", tmp_path / "q.csv"]):
         (row,) = json.loads(output_of("advise", *arguments, "--json"))
         assert row["high_ms"] is None and row["low_ms"] > 0
@@ -194,8 +195,6 @@ def test_devices_whose_times_are_close_beside_their_ranges_tie(second, words, an
     table = pd.DataFrame([first, _row(1.5, 15, **second), _row(90, 120, device="cpu", predicted_ms=100.0)])
     advice = replace(answer, table=table)
     assert words in " ".join(advise_text.verdicts(advice))
-    is_tie = " tie " in words
-    assert (", tied with t4, 2" in advice.reason) == is_tie and " 1 times as fast" not in advice.reason
 
 
 @pytest.mark.parametrize("kernel, learned, origin, words", [
@@ -256,6 +255,7 @@ def test_the_command_line_answers_in_json_and_what_was_verified_is_in_it(monkeyp
         "advise resnet18 --input-size x", "advise resnet18 --input-size 3x999999999x999999999", "calibrate --budget-s nan",
         "calibrate --budget-s 1", "calibrate --device abacus", "calibrate --device cpu,cpu", "calibrate --dtype fp64",
         "models --train x")),
+    ("calibrate --device t4", "a GPU such as t4 is corrected by networks measured on it: .* by --networks"),
     ("advise resnet18 --device abacus", "no fp32 model of a device 'abacus'; there are models of: .*calibrate"),
     ("advise alexnet --input-size 3x8x8", "does not run on an input of shape"),
     ("advise resnet_181", "no model 'resnet_181'.*did you mean resnet18"),
@@ -280,11 +280,11 @@ def test_a_calibration_that_could_not_be_written_is_not_measured(home, monkeypat
     monkeypatch.setattr(calibrate.sweep, "measure_sweep", lambda *_, **__: pytest.fail("it was measured"))
     monkeypatch.setattr(calibrate, "_bases", lambda *_: [])
     with locks.writer(registry.path_of(registry.cpu_here(), "fp32")), refused("is being written by another process"):
-        calibrate.calibrate("cpu")
+        calibrate.calibrate()
     shutil.rmtree(paths.MODELS)
     paths.MODELS.write_text("")
     with refused("cannot be written"):
-        calibrate.calibrate("cpu")
+        calibrate.calibrate()
 
 
 def test_shipped_models_say_where_they_come_from():
@@ -358,7 +358,7 @@ def calibrated(home, monkeypatch, pool):
         campaign = SimpleNamespace(measure=measure, write=Mock(), reference_ms=lambda rows, _: pd.Series(np.nan, rows.index))
         for name, value in {"NETWORKS": tuple(verdicts), "_PROCESS_S": 0.1, "_PASSES": 0, "campaign": campaign}.items():
             monkeypatch.setattr(calibrate_networks, name, value)
-        return calibrate.calibrate("cpu", budget_s=30), heaps
+        return calibrate.calibrate(budget_s=30), heaps
 
     return of_verdicts
 

@@ -95,6 +95,7 @@ def test_rows_that_cannot_be_judged_are_named_and_counted(tmp_path):
     own_table(tmp_path / "own.csv", f"{GEMM},v100-sxm2-16gb,,1.0", f"{GEMM},v100-sxm2-16gb,,0", f"{GEMM},v100-sxm2-16gb,,1e-5",
               f"{GEMM},abacus,,1.0", "matmul gemm_m=2,v100-sxm2-16gb,,1.0", "no_network,v100-sxm2-16gb,8,1.0")
     own_table(tmp_path / "types.csv", f"{GEMM},v100-sxm2-16gb,fp64,1.0", header="model,device,dtype,measured_ms")
+    own_table(tmp_path / "gpus.csv", "resnet18,v100-sxm2-16gb,4,1.0", header="model,device,gpus,measured_ms")
     own_table(tmp_path / "wrong.csv", "a,1,2", header="model,measured_ms,colour")
     (tmp_path / "notes.csv").write_text("a,b\n1,2\n")
     rows = outsiders.predicted(tmp_path)
@@ -102,9 +103,10 @@ def test_rows_that_cannot_be_judged_are_named_and_counted(tmp_path):
     counted = rows.attrs["left_out"]
     reasons = " ".join(counted)
     for words in ("no time in ms above 0", "above the peak rate", "no device named 'abacus'", "gemm_k", "no_network",
-                  "no model answers in fp64", "unknown columns"):
+                  "no model answers in fp64", "unknown columns",
+                  "networks on several devices are not scored"):
         assert words in reasons
-    assert sum(counted.values()) == 7
+    assert sum(counted.values()) == 8
 
 
 def test_a_copy_of_another_cards_times_is_left_out(tmp_path):

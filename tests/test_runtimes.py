@@ -200,7 +200,7 @@ def test_advice_names_the_best_runtimes_and_what_they_take(on_machine):
     row = asked.columns
     assert row["images_per_sec"] == pytest.approx(best.predicted_gain * usual.columns["images_per_sec"], rel=1e-6)
     assert row["low_ms"] < row["predicted_ms"] < row["high_ms"]
-    assert row["prepare_s"] > 0 and "families left out errs by" in row["held_out"]
+    assert "families left out errs by" in row["held_out"]
     assert not [change for change in suggestions.changes(asked) if change.what == best.what]
 
 

@@ -170,7 +170,7 @@ def test_every_question_about_a_network_takes_the_same_door(call, zoo):
                                             ("zoo:Random", "train"), ("zoo:PartlyEmpty", "train")])
 def test_what_can_be_answered_is(name, mode, zoo):
     answer = advise.advise(RunConfig(name, 1, "3x8x8", mode), ["cpu", "t4"])
-    assert (answer.table["low_ms"] > 0).all() and np.isfinite(answer.table["high_ms"]).all() and len(answer.crossovers)
+    assert (answer.table["low_ms"] > 0).all() and np.isfinite(answer.table["high_ms"]).all()
 
 
 @pytest.mark.parametrize("shape, words", [

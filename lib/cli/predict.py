@@ -60,8 +60,8 @@ def _run_config(options: argparse.Namespace) -> Any:
     return RunConfig(
         options.model, batch_size=options.batch_size, mode=options.mode, dtype=options.dtype,
         layout="channels_last" if options.channels_last else "contiguous", gpus=options.gpus,
-        parallel=options.parallel, runtime=options.runtime, threads=options.threads,
-        instances=options.instances, input_shape=options.input_size, compiled=options.compile)
+        runtime=options.runtime, threads=options.threads, instances=options.instances,
+        input_shape=options.input_size, compiled=options.compile)
 
 
 def _device_condition(options: argparse.Namespace) -> Any:
@@ -87,8 +87,7 @@ def _advise(options: argparse.Namespace) -> bool:
     in_full = not options.json and (options.explain or options.verify)
 
     def ask() -> advise.Advice:
-        return advise.advise(_run_config(options), options.device, in_full,
-                             _device_condition(options))
+        return advise.advise(_run_config(options), options.device, _device_condition(options))
 
     watch = disturbance.LoadWatch()
     advice = _with_ceilings(options, ask)
@@ -153,14 +152,19 @@ def _advise_operator(options: argparse.Namespace) -> None:
 
 
 def _calibrate(options: argparse.Namespace) -> None:
+    from lib.config.definitions import load_devices
+    from lib.predict import registry
+
     if not options.networks:
         from lib.predict import calibrate
 
-        print(calibrate.summary(calibrate.calibrate(
-            options.device, options.dtype or "fp32", options.budget_s or _BUDGET_S)))
+        if registry.device_id(options.device) != "cpu":
+            raise InputError(f"calibrate measures this machine's cpu; a GPU such as {options.device} "
+                             "is corrected by networks measured on it: give their files by "
+                             "--networks")
+        print(calibrate.summary(calibrate.calibrate(options.dtype or "fp32",
+                                                    options.budget_s or _BUDGET_S)))
         return
-    from lib.config.definitions import load_devices
-    from lib.predict import registry
     from lib.predict.cards import calibration
 
     given = {"--dtype": options.dtype, "--budget-s": options.budget_s}
@@ -270,9 +274,9 @@ def add(verbs) -> None:
            choices=("forward", "backward"))
     _add_devices(verb)
     _add_models(verbs)
-    verb = add_verb(verbs, "calibrate", "fine-tune the nearest model to this machine's device by "
-                    "a few measured points", _calibrate)
-    option(verb, "--device", "cpu, cuda:0, or of --networks one of params/devices.yaml",
+    verb = add_verb(verbs, "calibrate", "correct the nearest model by a few points measured on "
+                    "this CPU, or a card's by networks measured on it", _calibrate)
+    option(verb, "--device", "cpu, or of --networks cuda:0 or one of params/devices.yaml",
            default="cpu")
     option(verb, "--networks", "measure nothing: correct a card's model by ten or more networks "
            "measured on it, benchmark-*.csv of timm or networks.parquet; may be given again",
@@ -292,8 +296,7 @@ def _add_advise(verbs) -> None:
     option(verb, "--input-size", "one sample: 3x224x224, tokens 512:int64, or a YAML file of "
            "several by their arguments' names", default="", metavar="SHAPE")
     option(verb, "--batch-size", "of all GPUs (default: the workload's, or 1 each)", whole(1), 0)
-    option(verb, "--gpus", "equal GPUs of one machine that share the batch", whole(1), 1)
-    option(verb, "--parallel", "of --gpus: ddp or data_parallel", default="ddp")
+    option(verb, "--gpus", "equal GPUs of one machine that share the batch (DistributedDataParallel)", whole(1), 1)
     option(verb, "--mode", "a forward pass, or a training step", default="infer",
            choices=("infer", "train"))
     flag(verb, "--channels-last", "memory layout of images, of cards and of this CPU")
@@ -304,7 +307,7 @@ def _add_advise(verbs) -> None:
     flag(verb, "--code", "print a program that runs the network so, to paste and run")
     option(verb, "--power-limit", "a lowered power limit of GPUs (default: the board's)",
            number(0, 1e4, above=True), 0.0, metavar="W")
-    flag(verb, "--explain", "print all: origins, held-out errors, price, energy, batch sizes")
+    flag(verb, "--explain", "print all: origins, held-out errors, price, energy")
     flag(verb, "--verify", "measure the prediction and the changes on this machine's CPU")
     _add_devices(verb)
 

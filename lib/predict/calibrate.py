@@ -1,4 +1,4 @@
-"""Calibration of a device that nobody measured: the nearest model, fine-tuned by measured points in about two minutes."""
+"""Calibration of a CPU that nobody measured: the nearest model, fine-tuned by measured points in about two minutes."""
 
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -19,7 +19,7 @@ from lib.predict.calibrate_networks import LEAST_NETWORKS, Networks
 from lib.predict.network_training import Works
 from lib.predict.operators import inputs
 from lib.predict.operators.cost_model import CostModel
-from lib.predict.operators.fine_tuning import farthest_first, fine_tuned, smooth_of
+from lib.predict.operators.fine_tuning import farthest_first, fine_tuned
 from lib.predict.operators.validation import worse
 from lib.predict.scores import score
 from lib.predict.transfer_cpu import CALIBRATED
@@ -41,7 +41,7 @@ class Calibrated:
     points: int
     before: dict[str, float]
     after: dict[str, float]
-    networks: Networks | None = None  # of a CPU
+    networks: Networks | None = None  # in fp32
 
 
 def _pool(dtype: str) -> tuple[list[Config], pd.DataFrame]:
@@ -54,40 +54,35 @@ def _pool(dtype: str) -> tuple[list[Config], pd.DataFrame]:
     return configs, pd.DataFrame(rows)
 
 
-def choose(model: CostModel, rows: pd.DataFrame, count: int) -> tuple[list[int], list[int]]:
+def choose(rows: pd.DataFrame, count: int) -> tuple[list[int], list[int]]:
     """Return which rows to measure: distant ones of each part to fine-tune, and random ones to validate."""
     tuning, validating = [], np.random.default_rng(0).permutation(len(rows))[:int(count * (1 - _TRAINING))].tolist()
     rest = rows.drop(index=validating)
-    for _, part in inputs.by_part(rest, model.chip):
-        _, x = inputs.frames(part, model.chip)
-        if model.chip:
-            x = x[smooth_of(x)]
+    for _, part in inputs.by_part(rest, None):
+        _, x = inputs.frames(part, None)
         share = max(4, round(count * _TRAINING * len(part) / len(rest)))
         tuning += part.index[farthest_first(x.to_numpy(), share)].tolist()
     return tuning, validating
 
 
-def calibrate(device: str = "cpu", dtype: str = "fp32", budget_s: float = 120.0) -> Calibrated:
-    """Measure chosen points on ``device``, fine-tune the nearest model, and save it for this machine.
+def calibrate(dtype: str = "fp32", budget_s: float = 120.0) -> Calibrated:
+    """Measure chosen points on this machine's CPU, fine-tune the nearest model, and save it for this machine.
 
-    A CPU's budget also measures a few whole networks, which calibrate the composition. Raises InputError for a device that is
-    not here or has no model to start from, and if networks are predicted worse than before.
+    In fp32 the budget also measures a few whole networks, which calibrate the composition. Raises InputError where there is no
+    model to start from, and if networks are predicted worse than before.
     """
-    where = machine.device(device)
     if not _SHORTEST_S <= budget_s <= _LONGEST_S:
         raise InputError(f"budget_s {budget_s:g} is too short to measure anything, or has no end; give {_SHORTEST_S} s to "
                          f"{_LONGEST_S:,} s (120 is usual)")
-    bases = _bases(str(where), dtype)
-    path = registry.path_of(registry.cpu_here() if where.type == "cpu" else bases[0].device, dtype)
+    bases, path = _bases(dtype), registry.path_of(registry.cpu_here(), dtype)
     with locks.writer(path):  # what cannot be written is not measured, nor what another call is writing
-        return _calibrated(str(where), bases, dtype, budget_s, path)
+        return _calibrated(bases, dtype, budget_s, path)
 
 
-def _calibrated(device: str, bases: list[CostModel], dtype: str, budget_s: float, path: Path) -> Calibrated:
+def _calibrated(bases: list[CostModel], dtype: str, budget_s: float, path: Path) -> Calibrated:
     """Do what ``calibrate`` says, with the models to start from, and write the file."""
-    of_cpu = device == "cpu"
     name = f"calibration_{machine.name()}_{dtype}_{store.utc_now()[:19].replace(':', '')}"
-    sweeps, validating, visited, works = _measured(device, bases[0], dtype, budget_s, name)
+    sweeps, validating, visited, works = _measured(bases[0], dtype, budget_s, name)
     training, held_out, speed = _points(sweeps, validating)
     base = min(bases, key=lambda model: np.log(training["latency_ms"] / model.predict(training)["predicted_ms"]).abs().median())
     model = fine_tuned(base, training)
@@ -106,27 +101,25 @@ def _calibrated(device: str, bases: list[CostModel], dtype: str, budget_s: float
                          f"and {paths.NETWORKS / name}_*")
     model.device, _ = registry.key_of(path)
     model.facts = {**base.facts, **machine.ids(), CALIBRATED: base.device, "calibrated_utc": store.utc_now(),
-                   "points": len(training), "held_out": scores[1], "sweeps": [], "devices": [device]}
-    if of_cpu:
-        model.facts["processor_speed"] = asdict(speed)
-        model.facts["networks"] = networks.after if networks and networks.count else {}
+                   "points": len(training), "held_out": scores[1], "sweeps": [], "devices": ["cpu"],
+                   "processor_speed": asdict(speed), "networks": networks.after if networks and networks.count else {}}
     return Calibrated(model.save(path), model, len(training), *scores, networks)
 
 
-def _measured(device: str, base: CostModel, dtype: str, budget_s: float, name: str) -> tuple[
+def _measured(base: CostModel, dtype: str, budget_s: float, name: str) -> tuple[
         list[aggregate.Sweep], set[str], list[pd.DataFrame], Works]:
-    """Measure operators, and networks of a CPU in fp32 before, between and after parts of them, in a budget.
+    """Measure operators, and networks in fp32 before, between and after parts of them, in a budget.
 
     Returns the sweeps, the keys of the operators that validate, the networks of each moment, and their work.
     """
-    networks_s = budget_s * _NETWORKS if (device, dtype) == ("cpu", "fp32") else 0.0
+    networks_s = budget_s * _NETWORKS if dtype == "fp32" else 0.0
     cases, works = calibrate_networks.choose(base, networks_s) if networks_s else ([], {})
     operators_s, parts = budget_s - networks_s, len(calibrate_networks.MOMENTS) - 1 if cases else 1
     (configs, validating), sweeps, visited = _chosen(base, dtype, operators_s), [], []
     for moment in range(parts + 1):
         visited += [calibrate_networks.measure(cases, moment, networks_s, name)] if cases else []
         if moment < parts:
-            p = SweepParams(source="measure", op="all", grid="", device=device, budget_s=operators_s / parts, count=0,
+            p = SweepParams(source="measure", op="all", grid="", device="cpu", budget_s=operators_s / parts, count=0,
                             rounds=_ROUNDS, visit_ms=16, energy_s=0, shard="0/1", threads=0,
                             name=f"{name}_{moment}", dtype=dtype, **_timing(base))
             sweeps.append(aggregate.read(sweep.measure_sweep(p, chosen=configs[moment::parts])))
@@ -137,7 +130,7 @@ def _chosen(base: CostModel, dtype: str, budget_s: float) -> tuple[list[Config],
     """Return operators to measure, in random order, and the keys of those that validate."""
     configs, rows = _pool(dtype)
     configs = [replace(config, **_timing(base)) for config in configs]
-    tuning, validating = choose(base, rows, int(budget_s * _POINTS_A_SECOND))
+    tuning, validating = choose(rows, int(budget_s * _POINTS_A_SECOND))
     order = np.random.default_rng(0).permutation([*tuning, *validating])  # so that a slow machine measures both kinds
     return [configs[row] for row in order], {configs[row].key for row in validating}
 
@@ -166,14 +159,11 @@ def _timing(base: CostModel) -> dict[str, str]:
     return {name: base.facts.get(name, usual) for name, usual in (("cache", "warm"), ("latency_type", "kernel"))}
 
 
-def _bases(device: str, dtype: str) -> list[CostModel]:
-    """Return the models to start from: reference CPUs scaled to this one, nearest first, or a GPU's by its data sheet.
+def _bases(dtype: str) -> list[CostModel]:
+    """Return the models to start from: reference CPUs scaled to this one, nearest first.
 
-    Reference CPUs count only if they were timed as the nearest one was.
+    They count only if they were timed as the nearest one was.
     """
-    if device != "cpu":
-        vendor = registry.vendor_of(machine.device_name(machine.device(device)))
-        return [registry.for_devices([vendor], dtype)[0].model]
     references = registry.reference_cpus(dtype)
     if not references:
         return [registry.shipped_cpu(dtype)]  # its error lists the models

@@ -16,7 +16,7 @@ from lib.measure.reference_kernel import USUAL, ProcessorSpeed
 from lib.measure.statistics import VERDICTS
 from lib.predict import held_out, network_training, registry
 from lib.predict.network_training import Works
-from lib.predict.networks import composition, fitting, runtimes
+from lib.predict.networks import composition, runtimes
 from lib.predict.networks.composition import Composition
 from lib.predict.networks.runtimes import EAGER, FOLDER, OUTSIDERS, TERMS, Runtimes
 from lib.predict.networks.sums import LEAST_NETWORKS, folds
@@ -112,18 +112,6 @@ def halves(predicted: pd.DataFrame) -> pd.Series:
         other = predicted["usable"] & (predicted["config"] == row["config"]) & (predicted["fold"] != row["fold"])
         result[index] = half_interval(error[other].to_numpy()) if other.any() else np.nan
     return result
-
-
-def preparations(table: pd.DataFrame, items: Works) -> dict[str, Composition]:
-    """Learn the seconds that each kind of export or compilation took, from all that a table ``networks`` has of it."""
-    made = table[table["prepare_s"] > 0]
-    made = made.assign(made=[runtimes.preparation(config) for config in runtimes.conditions_of(made)])
-    made = made[made["made"] != ""]
-    made = made.groupby(["made", *_CASE], as_index=False)["prepare_s"].max()  # a second condition finds the first one's files
-    terms = [runtimes.preparation_terms(items[key]) for key in made[_CASE].itertuples(index=False, name=None)]
-    made = made.assign(family=made["network"].map(networks.family), **pd.DataFrame(terms, made.index))
-    return {name: fitting.learn(runtimes._PREPARED_SUMS, runtimes.PREPARED, rows, rows["prepare_s"].to_numpy(float))
-            for name, rows in made.groupby("made") if rows["network"].nunique() >= LEAST_NETWORKS}
 
 
 def held_out_rows(machine: str, predicted: pd.DataFrame) -> pd.DataFrame:
@@ -238,6 +226,5 @@ def _learned_file(name: str, path: Path, first: pd.DataFrame | None) -> tuple[pd
         raise InputError(f"{path} has too few networks that ran in eager torch")
     instructions = {dtype: tuple(facts.get(f"{dtype}_instructions", ())) for dtype in ("bf16", "int8")}
     flops = [item.flops for item in items.values()]
-    file = Runtimes(name, int(table["threads"].max()), instructions, conditions, 1.0, (min(flops), max(flops)),
-                    preparations(table, items))
+    file = Runtimes(name, int(table["threads"].max()), instructions, conditions, 1.0, (min(flops), max(flops)))
     return rows, file, predicted[predicted["config"].isin(list(conditions))].reset_index(drop=True)

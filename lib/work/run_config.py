@@ -12,10 +12,8 @@ from lib.work.graph.ops import MODES
 from lib.work.runtimes import RUNTIMES, TORCH
 
 INT8 = "int8"  # of a quantised network
-DDP, DATA_PARALLEL = "ddp", "data_parallel"
 CHOICES = {"mode": MODES, "dtype": ("fp32", *AUTOCAST, INT8),
-           "layout": ("contiguous", "channels_last"), "parallel": (DDP, DATA_PARALLEL),
-           "runtime": RUNTIMES}
+           "layout": ("contiguous", "channels_last"), "runtime": RUNTIMES}
 CONDITION = ("runtime", "compiled", "dtype", "threads", "instances")  # whatever the network
 
 
@@ -32,7 +30,7 @@ class RunConfig:
         runtime: what runs it (``lib.work.runtimes``); ``compiled``: by torch.compile.
         threads: of each process on a CPU; 0: all cores.
         instances: processes side by side on a CPU, on cores of their own.
-        gpus: equal GPUs that share the batch by ``parallel``.
+        gpus: equal GPUs of one machine that share the batch (DistributedDataParallel).
     """
 
     network: str = ""
@@ -43,7 +41,6 @@ class RunConfig:
     layout: str = "contiguous"
     compiled: bool = False
     gpus: int = 1
-    parallel: str = DDP
     runtime: str = TORCH
     threads: int = 0
     instances: int = 1

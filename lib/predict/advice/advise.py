@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from operator import itemgetter
 from typing import Any
 
 import pandas as pd
@@ -16,19 +15,16 @@ from lib.predict.networks import gains
 from lib.predict.power import limits
 from lib.work.run_config import INT8, USUAL_CONDITION, DeviceCondition, RunConfig
 
-BATCHES = (1, 4, 16, 64, 256)
 _TIE = 0.1  # share of a range's reach, in log time, below which a difference of two predictions says nothing
-_COMPARED = 3  # devices that are compared over batch sizes: this machine's CPU and the fastest
 
 
 @dataclass(frozen=True)
 class Advice:
-    """The answers of some devices, also as rows (COLUMNS), the fastest first, and the batch sizes where the best changes."""
+    """The answers of some devices, also as rows (COLUMNS), the fastest first."""
 
     captured: CapturedQuery
     answers: Sequence[Answer]
     table: pd.DataFrame
-    crossovers: Sequence[str] = ()
 
     def of(self, device: str) -> Answer | None:
         """Return the answer of a device; None without one."""
@@ -45,23 +41,6 @@ class Advice:
         """Return the fastest device that the network fits into; empty without one."""
         return next(iter(self.table.loc[self.table["fits"], "device"]), "")
 
-    @property
-    def reason(self) -> str:
-        """Return why it is recommended."""
-        fitting = self.table[self.table["fits"]].to_dict("records")
-        if not fitting:
-            return f"none: {self.table['memory_mb'].iloc[0]:,.0f} MB fit into no known device"
-        best, ties = fitting[0], tied(fitting)
-        slower = fitting[len(ties):]
-        high = "or more" if math.isinf(best["high_ms"]) else f"to {best['high_ms']:,.3g}"
-        text = f"{best['device']}: {best['predicted_ms']:,.3g} ms ({best['low_ms']:,.3g} {high})"
-        if len(ties) > 1:
-            text += f", tied with {choices(row['device'] for row in ties[1:])}"
-        if slower:
-            text += f", {slower[0]['predicted_ms'] / best['predicted_ms']:.3g} times as fast as {slower[0]['device']}"
-            text += ", but their intervals overlap: measure both" * (slower[0]["low_ms"] < best["high_ms"])
-        return text + "; it lies out of its model's training range" * best["out_of_range"]
-
 
 def tied(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the rows that tie with the first one, the fastest: their times differ by little beside both 90 % ranges."""
@@ -73,7 +52,7 @@ def tied(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
                              <= _TIE * min(reach(best), reach(row)), rows[1:])]
 
 
-def advise(config: RunConfig, devices: Sequence[str] = (), crossovers: bool = True,
+def advise(config: RunConfig, devices: Sequence[str] = (),
            condition: DeviceCondition = USUAL_CONDITION) -> Advice:
     """Predict a run on the named devices in a condition, or on all that have a model, and recommend one.
 
@@ -82,10 +61,7 @@ def advise(config: RunConfig, devices: Sequence[str] = (), crossovers: bool = Tr
     captured = CapturedQuery(config)
     predictors = for_networks(devices, config.dtype, is_by_runtime(config))
     results = answers(captured, predictors, bool(devices), condition=condition)
-    table = predictions(results)
-    fastest = ["cpu", *table.loc[table["device"] != "cpu", "device"]][:_COMPARED]
-    compared = [answer for answer in results if answer.predictor.device in fastest]
-    return Advice(captured, results, table, _crossovers(compared) if crossovers and len(compared) > 1 else ())
+    return Advice(captured, results, predictions(results))
 
 
 def for_networks(devices: Sequence[str], dtype: str, in_runtime: bool = False) -> list[registry.Predictor]:
@@ -125,17 +101,3 @@ def answers(captured: CapturedQuery, predictors: Sequence[registry.Predictor], n
 def predictions(results: Sequence[Answer]) -> pd.DataFrame:
     """Return one row per device (COLUMNS), the fastest first."""
     return pd.DataFrame([answer.columns for answer in results], columns=COLUMNS).sort_values("predicted_ms", ignore_index=True)
-
-
-def _crossovers(compared: Sequence[Answer]) -> list[str]:
-    """Return the batch sizes at which another device becomes the fastest, in words."""
-    changes, last = [], ""
-    for batch in BATCHES:
-        results = [replace(answer, batch_size=batch) for answer in compared]
-        rows = [{"device": answer.predictor.device, **answer.estimate.times} for answer in results if answer.fits]
-        rows.sort(key=itemgetter("predicted_ms", "device"))
-        best = " or ".join(sorted(row["device"] for row in tied(rows))) if rows else "none (memory)"
-        if best != last:
-            changes.append(f"from batch {batch * compared[0].config.gpus}: {best}")
-        last = best
-    return changes

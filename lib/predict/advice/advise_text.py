@@ -20,13 +20,14 @@ from lib.predict.networks.sums import HOST_MS
 from lib.predict.power import limits
 from lib.predict.transfer import ANY_GPU
 from lib.predict.trust import quote
+from lib.work.runtimes import TORCH
 
 WIDTH = 100
 _LIMITS = {"launch": "launching kernels", "loader": "waiting for the loader", "copy": "copying to the device"}
 CONFIDENCE_REACH = {"A": 1.25, "B": 1.5, "C": 2.5, "D": math.inf}  # how many times the prediction the 90 % range reaches
 _TRUSTED = ("A", "B")
 _ZERO_SHOT = "zero-shot from "
-_CHANGES, _SHORT, _NAMED = 3, 5, 4  # changes and devices that are shown, and devices named in a sentence
+_CHANGES, _NAMED = 3, 4  # changes that are shown, and devices named in a sentence
 _BUSY = 4  # times its usual time that the reference kernel takes at most while no others hold the cores
 _APART = 1.15  # times that a heap is faster from which both heaps are told
 _WORTH = 1.02  # a smaller gain is no reason to change anything
@@ -47,14 +48,14 @@ def heading(advice: Advice) -> str:
     """Say what was predicted."""
     config = advice.captured.config
     batch_size = advice.captured.batch_size * config.gpus
-    work, scheme = "a forward pass", config.parallel
+    work, shared = "a forward pass", f"{config.gpus} GPUs that exchange nothing"
     if config.mode == "train":
         work = "a training step (loader, copy, forward, backward, Adam)"
-        scheme = parallel.SCHEMES[scheme].words.format(advice.table["gradients_mb"].iloc[0])
+        shared = f"{config.gpus} GPUs ({parallel.DDP.format(advice.table['gradients_mb'].iloc[0])})"
     how = replace(config, network="", gpus=1).label
     conditions = [how if config.is_for_cpu else how.removeprefix("torch ")]
     if config.gpus > 1:
-        conditions.append(f"{config.gpus} GPUs ({scheme})")
+        conditions.append(shared)
     given = [f"{entry.name} {entry.sample}".strip() for entry in config.loaded(1).batch if entry.name or not entry.is_float]
     return (f"{config.network}, {work} of {batch_size} sample{'s' * (batch_size > 1)}"
             f"{f' of {choices(given)}' if given else ''}, {', '.join(conditions)}")
@@ -99,14 +100,11 @@ def screen(advice: Advice, suggested: Sequence[Change], note: str = "") -> str:
 
 
 def _prepared(advice: Advice) -> list[str]:
-    """Say how long the CPU's network is exported or compiled first, and after how many passes that pays."""
-    cpu = advice.of("cpu")
-    runtime = cpu and cpu.passes.provenance.runtime
-    if not runtime or not runtime.prepare_s:
+    """Say that the CPU's network is exported or compiled first."""
+    config = advice.captured.config
+    if advice.of("cpu") is None or (config.runtime == TORCH and not config.compiled):
         return []
-    saved_ms = cpu.eager["default"].predicted_ms - runtime.predicted_ms
-    pays = f": it pays after {runtime.prepare_s * 1e3 / saved_ms:,.0f} passes" if saved_ms > 0 else ", and does not pay"
-    return [f"Exporting or compiling takes about {runtime.prepare_s:,.0f} s once{pays}. --code prints a program that runs it."]
+    return ["Exporting or compiling takes some ten seconds, once. --code prints a program that runs it."]
 
 
 def _limited(advice: Advice) -> list[str]:
@@ -123,11 +121,9 @@ def _worthwhile(suggested: Sequence[Change]) -> list[Change]:
     return [change for change in suggested if change.predicted_gain >= _WORTH][:_CHANGES]
 
 
-def shortlist(advice: Advice) -> pd.DataFrame:
-    """Return the table of the screen for the fastest device, those of the narrowest intervals, and this machine's CPU."""
-    fastest, *slower = _graded(advice)
-    surest = sorted(slower, key=lambda row: (row["grade"], row["high_ms"] / row["low_ms"]))[:_SHORT]
-    return _cells([fastest, *(row for row in slower if row in surest or row["device"] == "cpu")])
+def short_table(advice: Advice) -> pd.DataFrame:
+    """Return the devices as the screen shows them, the fastest first; columns that say nothing are left out."""
+    return _cells(_graded(advice))
 
 
 def verdicts(advice: Advice) -> list[str]:
@@ -211,9 +207,7 @@ def table(advice: Advice) -> pd.DataFrame:
 def text(advice: Advice) -> str:
     """Return the whole answer for a terminal."""
     body = table(advice).to_string(index=False, float_format=NUMBER)
-    lines = [heading(advice), "", body, "", f"recommended: {advice.reason}", *_limited(advice)]
-    if len(advice.crossovers) > 1:
-        lines.append("by batch size: " + "; ".join(advice.crossovers))
+    lines = [heading(advice), *verdicts(advice), "", body, "", *_limited(advice)]
     if advice.table["out_of_range"].any():
         lines.append("outside: over 5 % of the time is of operators out of the training range, the batch size was not trained, "
                      "the model is another machine's, or no network was measured on so many GPUs; the interval is "

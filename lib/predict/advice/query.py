@@ -25,18 +25,18 @@ from lib.predict.power import energy, limits
 from lib.predict.trust import quote
 from lib.work import dtypes
 from lib.work.graph import capture
-from lib.work.run_config import DATA_PARALLEL, DDP, INT8, USUAL_CONDITION, DeviceCondition, RunConfig
+from lib.work.run_config import INT8, USUAL_CONDITION, DeviceCondition, RunConfig
 from lib.work.runtimes import TORCH, runtime_of
 
 COLUMNS = (*"device source predicted_ms low_ms high_ms images_per_sec predicted_gbps memory_mb bound below_roof out_of_range "
             "fits measured_ms price_per_million dtype energy_j energy_low_j energy_high_j energy_share energy_source "
-            "latency_type widened prepare_s rss_mb rss_low_mb rss_high_mb".split(), *limits.COLUMNS, *quote.COLUMNS,
-           *(f"{name}_ms" for name in STEP_PHASES), "parallel_ms", "scaling_efficiency", *parallel.TERMS, "not_modelled",
-           "flops_not_known")
+            "latency_type widened rss_mb rss_low_mb rss_high_mb".split(), *limits.COLUMNS, *quote.COLUMNS,
+           *(f"{name}_ms" for name in STEP_PHASES), "parallel_ms", "scaling_efficiency", "gradients_mb", "input_mb",
+           "not_modelled", "flops_not_known")
 _LEAST_BATCH = 2  # a single sample runs other kernels than a batch: no line goes through it
 _LEAST_OF_ROOF = 0.8  # times the roofline time by stated peaks: clocks may be above the stated ones
 _COUNTS = ("calls", "backward_calls", "covered")  # columns of work that do not grow with the batch
-_NOT_COMPARED = {"gpus", "parallel", "threads"}  # a table of networks is of one GPU, or all threads of the model's CPU
+_NOT_COMPARED = {"gpus", "threads"}  # a table of networks is of one GPU, or all threads of the model's CPU
 _HOST = {"loader_wait": "loader", "h2d": "copy", "optimizer": "optimizer"}  # parts of a step that may limit it
 
 
@@ -218,15 +218,12 @@ class Answer:
         config = self.config
         passes = self._by_gain() if self.uses_gain else self._by_runtime() if self.uses_runtime else self._of_whole_networks()
         if config.gpus > 1:
-            passes = parallel.estimate(passes or self._operator_sum, self.work, self.predictor.kind, config.gpus,
-                                       config.parallel)
+            passes = parallel.estimate(passes or self._operator_sum, self.work, self.predictor.kind, config.gpus)
         if self.predictor.device_type != "cpu":
             passes = self._widened(self._at_peak_or_slower(passes or self._operator_sum))
         if config.mode == "infer":
             return passes or self._operator_sum
-        batches = config.gpus if config.parallel == DATA_PARALLEL else 1  # that a process loads
-        load = {name: term * batches for name, term in steps.loading(config.network, self.work).items()}
-        return steps.predict(self.predictor, self.work, load, passes=passes)
+        return steps.predict(self.predictor, self.work, steps.loading(config.network, self.work), passes=passes)
 
     @property
     def passes(self) -> Estimate:
@@ -236,7 +233,7 @@ class Answer:
     @property
     def memory_mb(self) -> float:
         """Return the MB that a device needs; a training step's include the optimizer's state and DDP's buckets of gradients."""
-        buckets_mb = sum(self.work.trained) * 4 / 1e6 if self.config.gpus > 1 and self.config.parallel == DDP else 0.0
+        buckets_mb = parallel.gradients_mb(self.work) if self.config.gpus > 1 else 0.0
         return getattr(self.estimate, "memory_mb", self.work.memory_mb) + buckets_mb
 
     @property
@@ -354,8 +351,7 @@ class Answer:
     def columns(self) -> dict[str, Any]:
         """Return the answer as a row (COLUMNS)."""
         estimate, passes, predictor, work = self.estimate, self.passes, self.predictor, self.work
-        gpus, scheme = self.config.gpus, parallel.SCHEMES[self.config.parallel]
-        runtime = passes.provenance.runtime
+        gpus, runtime = self.config.gpus, passes.provenance.runtime
         rate = gpus * self.config.instances * work.batch_size / estimate.predicted_ms * 1e3
         price, resident_mb = predictor.price_per_hour, self._resident_mb()
         branches = [f"values at {place} (those of random inputs)" for place in work.branches]
@@ -363,16 +359,17 @@ class Answer:
                 "memory_mb": self.memory_mb,
                 "predicted_gbps": work.bytes / estimate.predicted_ms / 1e6, "bound": self._bound(),
                 "below_roof": math.nan if self._scales_fp32_time else passes.predicted_ms / predictor.roof_ms(work),
-                "out_of_range": bool(passes.outside > scores.OUTSIDE or predictor.origin or gpus > scheme.measured_gpus
+                "out_of_range": bool(passes.outside > scores.OUTSIDE or predictor.origin or gpus > 1
                                      or (runtime and (runtime.is_borrowed or runtime.is_outside))),
                 "fits": bool(max(self.memory_mb, resident_mb.get("rss_mb", 0.0)) < predictor.memory_mb),
                 "measured_ms": self._measured_ms(), "dtype": self.config.dtype,
                 "latency_type": "end_to_end", "widened": self.is_widened,
-                "prepare_s": runtime.prepare_s if runtime else 0.0, **quote.quote(self).columns,
+                **quote.quote(self).columns,
                 "price_per_million": price * gpus / rate * 1e6 / 3600 if price else math.nan, **resident_mb,
                 **energy.per_image(None if self.device_condition.power_limit_w else predictor.power, passes, work.batch_size),
                 **self.ratios(self.device_condition.power_limit_w), **getattr(estimate, "columns", {}),
-                **parallel.terms_of(work), "parallel_ms": passes.parallel_ms,
+                "gradients_mb": parallel.gradients_mb(work), "input_mb": work.input_values * 4 / 1e6,
+                "parallel_ms": passes.parallel_ms,
                 "scaling_efficiency": 1 - passes.parallel_ms / passes.predicted_ms,
                 "not_modelled": choices([*work.not_modelled, *branches]), "flops_not_known": choices(work.uncounted)}
 
@@ -388,7 +385,7 @@ class Answer:
         """Return what limits the answer: loader, copy, optimizer, other GPUs, or the passes (``Predictor.bound_of``)."""
         dominant_ms = registry.DOMINANT_SHARE * self.estimate.predicted_ms
         if self.passes.parallel_ms > dominant_ms:
-            return self.config.parallel
+            return "gradient exchange"
         longest = getattr(self.estimate, "longest", "")
         if longest in _HOST and self.estimate.parts[longest].predicted_ms > dominant_ms:
             return _HOST[longest]

@@ -18,12 +18,12 @@ from lib.predict.advice.query import CapturedQuery, cached_with_errors, check, i
 from lib.progress import track
 from lib.work.run_config import USUAL_CONDITION, DeviceCondition, RunConfig
 
-FIELDS = ["model", "batch_size", "device", "mode", "dtype", "input", "layout", "compile", "gpus", "parallel", "runtime",
-          "threads", "instances"]
+FIELDS = ["model", "batch_size", "device", "mode", "dtype", "input", "layout", "compile", "gpus", "runtime", "threads",
+          "instances"]
 _NAMES = {"model": "network", "input": "input_shape", "compile": "compiled"}  # of fields of a run that are called otherwise
 _NUMBERS = ("batch_size", "gpus", "threads", "instances")
 COLUMNS = ("question", *FIELDS, *(name for name in advise.COLUMNS if name not in FIELDS), "error")
-_APART = ["layout", "compiled", "gpus", "parallel", "runtime", "threads", "instances"]  # captures do not depend on them
+_APART = ["layout", "compiled", "gpus", "runtime", "threads", "instances"]  # captures do not depend on them
 _FEW = 2  # batch sizes of a network, beside single samples, up to which each is captured
 _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _LARGEST_DIGITS = 9

@@ -24,7 +24,6 @@ _NETWORKS = [*"network family kind mode batch_size memory tuning latency_ms late
               "high_ms shipped_ms".split(), *dict.fromkeys((*TERMS, *TIME_TERMS)),
              *"outside looked_up first_use rss_mb tensors_mb peak_mb memory_mb blocks_mb".split(), *PREDICTED, "lines_ms",
              "flops", "bytes", "calls"]  # published
-_POINTS = 200  # kernels of a GPU that was left out, some two minutes of measuring
 
 
 def with_memory(memory: str) -> str:
@@ -119,10 +118,9 @@ def published(kind: str, dtype: str, quick: bool = False) -> None:
               if ((table["dtype"] == dtype) & (table["status"] == "ok")).any()}
     shared = training.any_gpu(tables, kind, dtype, quick)  # refuses too few GPUs; nothing is replaced before all are trained
     models = [training.gpu_model(device, table, kind, dtype, quick) for device, table in track(tables.items(), kind)]
-    points = _POINTS if kind in training.GRIDS else 0
     described = {device: table.drop(columns=features.UNASKED, errors="ignore") for device, table in tables.items()}
-    scores = [gpu_kernels.scores(gpu_kernels.left_out(shared, described), points),
-              gpu_kernels.scores(gpu_kernels.by_sibling(models, described), points),
+    scores = [gpu_kernels.scores(gpu_kernels.left_out(shared, described)),
+              gpu_kernels.scores(gpu_kernels.by_sibling(models, described)),
               *(gpu_kernels.scores(gpu_kernels.own(model, training.balanced(described[model.device], dtype)))
                 for model in models)]
     for model in (shared, *models):

@@ -5,7 +5,7 @@ trees as they come, and the roofline.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import pandas as pd
 from lib.config.definitions import load_devices
 from lib.predict import registry, training
 from lib.predict.evaluation.baselines import Baselines, predictions
-from lib.predict.operators import correction, features_gpu, fine_tuning, fitting, inputs, validation
+from lib.predict.operators import features_gpu, fitting, inputs, validation
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.parts import Part
 from lib.predict.scores import score_by
@@ -25,7 +25,6 @@ _OPERATOR = {"linear": "GEMM", "matmul": "GEMM", "bmm": "batched GEMM", "element
              "activation": "element-wise", "softmax": "softmax", "layer_norm": "layer norm", "conv2d": "convolution"}
 SHAPES, MATRICES, LARGEST = "unseen shapes, {} folds", "unseen N and K, {} folds", "the largest tenth"
 DEVICE, SIBLING = "a GPU left out", "a GPU left out, by its sibling"
-CORRECTED = "{}, {} of its kernels measured"
 _CASE = ["device", "split", "operator", "learner"]
 COLUMNS = [*_CASE, *"mape mape_low mape_high median p90 bias within_10 cover n".split()]
 OURS, _LARGEST = "this model", 0.9
@@ -114,35 +113,12 @@ def by_sibling(models: Iterable[CostModel], tables: Mapping[str, pd.DataFrame]) 
             yield Case(device, SIBLING, part, answer[["predicted_ms"]], frames, split)
 
 
-def _corrected(cases: Iterable[Case], points: int) -> Iterator[Case]:
-    """Yield each case, and where ``points`` is not 0 and more rows were held out, the case that so many measured rows correct.
-
-    The points are those farthest from one another; the baselines are trained on them alone.
-    """
-    for case in cases:
-        yield case
-        tested = np.flatnonzero(case.held_out["predicted_ms"].notna())
-        if not 0 < points < len(tested):
-            continue
-        _, x = case.frames(case.rows)
-        names = fine_tuning.smooth_of(x)
-        smooth, predicted = x[names].to_numpy()[tested], case.held_out["predicted_ms"].to_numpy()[tested]
-        chosen = fine_tuning.farthest_first(smooth, points)
-        rest = np.setdiff1d(np.arange(len(tested)), chosen)
-        ratio = np.log(case.rows["latency_ms"].to_numpy()[tested[chosen]] / predicted[chosen])
-        factor = correction.Correction.fit(names, smooth[chosen], ratio, lengths=True)
-        corrected = pd.DataFrame({"predicted_ms": np.full(len(case.rows), np.nan)}, index=case.rows.index)
-        corrected.iloc[tested[rest], 0] = predicted[rest] * np.exp(factor(smooth[rest]))
-        split = [(tested[chosen], tested[rest])]
-        yield replace(case, name=CORRECTED.format(case.name, points), held_out=corrected, split=split)
-
-
-def scores(cases: Iterable[Case], points: int = 0) -> pd.DataFrame:
+def scores(cases: Iterable[Case]) -> pd.DataFrame:
     """Return the scores (COLUMNS) of the model and of the baselines on the rows that were held out, by operator.
 
-    Of GPUs that were left out also the means. With ``points`` also the scores when so many kernels correct the model.
+    Of GPUs that were left out also the means.
     """
-    parts = [_predictions(case) for case in _corrected(cases, points)]
+    parts = [_predictions(case) for case in cases]
     if not parts:
         return pd.DataFrame(columns=COLUMNS)
     rows = pd.concat(parts, ignore_index=True)

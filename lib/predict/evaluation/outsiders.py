@@ -20,19 +20,18 @@ from lib.predict.networks.sums import Parts
 from lib.predict.operators import cost_model, features
 from lib.predict.published import labels
 from lib.predict.trust import scoreboard
-from lib.predict.trust.scoreboard import FACTORS, GPUS, KERNELS, LAUNCHES, NETWORKS, SMALL, SMALL_MS, condition_of
+from lib.predict.trust.scoreboard import KERNELS, LAUNCHES, NETWORKS, SMALL, SMALL_MS, condition_of
 from lib.progress import track
 from lib.tables import columns
 from lib.work import networks
 from lib.work.graph import families
-from lib.work.run_config import DATA_PARALLEL, RunConfig
+from lib.work.run_config import RunConfig
 from lib.work.runtimes import RUNTIMES
 
 _WINOGRAD, _BOOST = 4.0, 1.1  # times the peak rate of counted products: by fewer products, by a clock above the stated one
-# what ran, whatever the number of GPUs
-_CASE = "source device model mode dtype input layout compile runtime alone".split()
 _ENDS = ("predicted", "low", "high")
 _TOO_FAST = "above the peak rate of the device"
+_ALL_REDUCE = "all_reduce mb="
 _COPIES = 10  # this many equal times make one device a copy of another
 _TYPES = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes of an element of the input
 _PASSES = {"infer": "forward", "train": "backward"}
@@ -90,12 +89,11 @@ def _errors(table: pd.DataFrame) -> pd.Series:
     """Return what is wrong with a row by itself, the last reason first."""
     ms = pd.to_numeric(table["measured_ms"], errors="coerce")
     learned = pd.Series(list(zip(table["source"], table["device"], strict=True)), table.index).isin(_learned())
-    gpus = pd.to_numeric(table["gpus"], errors="coerce")
+    is_single = (pd.to_numeric(table["gpus"], errors="coerce") == 1) | table["model"].astype(str).str.startswith(_ALL_REDUCE)
     wrong = pd.Series("", table.index)
     for holds, reason in (
             (table["dtype"].isin(_TYPES), "no model answers in " + table["dtype"].astype(str)),
-            ((gpus == 1) | (gpus.isin(parallel.GPUS) & table["device"].isin(load_devices())),
-             f"gpus is no whole number from 1 to {parallel.GPUS[-1]}, or not 1 where the device is no GPU"),
+            (is_single, "networks on several devices are not scored"),
             (table["runtime"].isin(RUNTIMES), "runtime is none of: " + choices(RUNTIMES)),
             (table["mode"].isin(_PASSES), "mode is none of: " + choices(_PASSES)),
             ((ms > 0) & (ms < np.inf), "no time in ms above 0"),
@@ -128,8 +126,8 @@ def predicted(*folders: Path, alone: bool = False) -> pd.DataFrame:
     table = read(*folders)
     good = table[table["error"] == ""].astype({"gpus": float, "measured_ms": float}).astype({"gpus": int, "model": str})
     good = good.assign(gbps=good["device"].map({device: vendor.link_gbps for device, vendor in load_devices().items()}),
-                       mb=good["model"].str.extract("^all_reduce mb=(.*)")[0].astype(float))
-    is_kernel = (good["gpus"] == 1) & good["model"].str.split().str[0].isin(families.families())
+                       mb=good["model"].str.extract(f"^{_ALL_REDUCE}(.*)")[0].astype(float))
+    is_kernel = good["model"].str.split().str[0].isin(families.families())
     is_exchange = good["mb"].notna()
     learned = boards.Boards() if alone else boards.shipped()
     with boards.scoring(learned):
@@ -137,35 +135,33 @@ def predicted(*folders: Path, alone: bool = False) -> pd.DataFrame:
     learned = labelled_rates.with_gradients(learned, kernels) if alone else learned
     with boards.scoring(learned):
         answers = _networks(good[~is_kernel & ~is_exchange])
-    learned = labelled_rates.with_networks(learned, answers[answers["gpus"] == 1]) if alone else learned
-    held, is_wide, failed, costs = _answered(table, kernels, answers, good[is_exchange], learned)
+    learned = labelled_rates.with_networks(learned, answers) if alone else learned
+    held, is_wide, failed = _answered(table, kernels, answers, learned)
     result = pd.DataFrame()
     if len(held):
         more = pd.DataFrame() if alone else scoreboard.without(scoreboard.shipped())
         shipping = replace(learned, spreads=boards.learn(log_errors(held)).spreads) if alone else learned
-        answers, *_ = _answered(table, kernels, answers, good[is_exchange], replace(learned, left_out={}),
-                                (costs if alone else None) or parallel.shipped())
+        answers, *_ = _answered(table, kernels, answers, replace(learned, left_out={}))
         result = pd.concat([*(_conformed(held, more, is_wide, unit) for unit in scoreboard.LEFT_OUT),
                             _as_shipped(answers, is_wide, shipping)], ignore_index=True)
     left_out = Counter(", ".join([row.source, *[row.device] * (isinstance(row.device, str) and row.device != "")])
                        + f": {row.error}" for row in failed.itertuples())
-    result.attrs |= {"left_out": dict(left_out.most_common()), "boards": learned, "costs": costs}
+    result.attrs |= {"left_out": dict(left_out.most_common()), "boards": learned,
+                     "costs": parallel.learn(good[is_exchange]) if alone and is_exchange.any() else None}
     return result
 
 
-def _answered(table: pd.DataFrame, kernels: pd.DataFrame, answers: pd.DataFrame, links: pd.DataFrame,
-              learned: boards.Boards, shipping: parallel.Costs | None = None
-              ) -> tuple[pd.DataFrame, pd.Series, pd.DataFrame, parallel.Costs | None]:
-    """Return rows ``held_out`` of labels, which of them are widened, the labels without an answer, and costs of many GPUs."""
-    answers, costs = _on_gpus(_by_labels(answers, learned), links, shipping) if len(answers) else (answers, None)
-    parts = [part for part in (_by_labels(kernels, learned), answers) if len(part)]
+def _answered(table: pd.DataFrame, kernels: pd.DataFrame, answers: pd.DataFrame,
+              learned: boards.Boards) -> tuple[pd.DataFrame, pd.Series, pd.DataFrame]:
+    """Return rows ``held_out`` of labels, which of them are widened, and the labels without an answer."""
+    parts = [part for part in (_by_labels(kernels, learned), _with_all_parts(_by_labels(answers, learned))) if len(part)]
     answered = pd.concat([table[table["error"] != ""], *parts], ignore_index=True)
     failed, rows = (answered[(answered["error"] == "") == holds].reset_index(drop=True) for holds in (False, True))
     if rows.empty:
-        return rows, rows.get("widened"), failed, costs
+        return rows, rows.get("widened"), failed
     rows = rows.assign(case=rows["model"], measured=rows["measured_ms"].astype(float), left_out="")
     held = held_out.frame(**{name: rows[name] for name in columns("held_out") if name in rows})
-    return held, rows["widened"].astype(bool), failed, costs
+    return held, rows["widened"].astype(bool), failed
 
 
 def log_errors(rows: pd.DataFrame) -> pd.DataFrame:
@@ -176,7 +172,7 @@ def log_errors(rows: pd.DataFrame) -> pd.DataFrame:
                          "is_known": rows["device"].map(cache(registry.is_of_measured_architecture)).astype(bool),
                          "device": rows["device"],
                          "source": rows["source"].str.partition(",")[0],
-                         "mostly_launches": rows["kind"].str.endswith((SMALL, LAUNCHES, GPUS)),
+                         "mostly_launches": rows["kind"].str.endswith((SMALL, LAUNCHES)),
                          "error": np.log(rows["measured"] / rows["predicted"])}, index=rows.index)
 
 
@@ -202,7 +198,7 @@ def _as_shipped(rows: pd.DataFrame, widened: pd.Series, shipping: boards.Boards)
 
 
 def ship(rows: pd.DataFrame) -> None:
-    """Save predictions, what labels taught (rates, spread of boards, costs of parallel GPUs), beside the models that ship."""
+    """Save predictions, what labels taught (rates, spread of boards, cost of all-reduces), beside the models that ship."""
     if costs := rows.attrs.pop("costs"):
         costs.save(parallel.PATH)
     learned = replace(rows.attrs.pop("boards"), spreads=boards.learn(log_errors(scoreboard.without(rows))).spreads)
@@ -271,35 +267,32 @@ def _shape_group(op: str, text: str) -> str:
 
 
 def _networks(table: pd.DataFrame) -> pd.DataFrame:
-    """Predict the passes of networks on one GPU as ``advise --questions`` does, and what the label includes ``beside``.
+    """Predict the passes of networks as ``advise --questions`` does, and what the label includes ``beside``.
 
     Inputs and weights of networks without autocast are of their element type.
     """
     if not len(table):
         return table
-    gpus, batch = table["gpus"], pd.to_numeric(table["batch_size"], errors="coerce")
-    alone = table.assign(gpus=1, batch_size=table["batch_size"].mask(gpus > 1, batch / gpus))
-    answers = questions.answer(questions.from_table(alone[list(questions.FIELDS)]), more=("parts",)).set_axis(table.index)
+    answers = questions.answer(questions.from_table(table[list(questions.FIELDS)]), more=("parts",)).set_axis(table.index)
     included = {name: table["includes"].str.split().map(lambda parts, name=name: name in parts) for name in labels.INCLUDED}
     is_training, is_pure = table["mode"] == "train", table["autocast"] == "false"
     share = (table["dtype"].map(_TYPES) / _TYPES["fp32"]).where(is_pure, 1.0)
-    answers[[*parallel.SIZES, "h2d_ms"]] *= share.to_numpy()[:, None]
+    answers[["input_mb", "h2d_ms"]] *= share.to_numpy()[:, None]
     answers["h2d_ms"] = answers["h2d_ms"].where(is_training, answers["input_mb"] / steps.LINK_GBPS)
-    answers[["loader_wait_ms", "h2d_ms"]] *= gpus.where(table["parallel"] == DATA_PARALLEL, 1).to_numpy()[:, None]
     out = {whole_networks.CASTS: is_pure, ZEROING: ~included[ZEROING]}
     parts = [part.without(*(name for name in out if out[name][index])) if isinstance(part, Parts) else None
              for index, part in answers["parts"].items()]
     passes = (answers["forward_ms"] + answers["backward_ms"]).where(is_training, answers["predicted_ms"])
     too_fast = table["measured_ms"] * _WINOGRAD < answers["predicted_ms"] / answers["below_roof"]
     return table.assign(
-        **{end: passes * answers[f"{end}_ms"] / answers["predicted_ms"] for end in _ENDS}, **answers[list(parallel.TERMS)],
+        **{end: passes * answers[f"{end}_ms"] / answers["predicted_ms"] for end in _ENDS},
         error=answers["error"].mask(too_fast, _TOO_FAST), what=NETWORKS, parts=parts,
-        beside=sum(answers[f"{name}_ms"].where(included[name], 0.0) for name in labels.STEP), batch_size=batch,
+        beside=sum(answers[f"{name}_ms"].where(included[name], 0.0) for name in labels.STEP),
+        batch_size=pd.to_numeric(table["batch_size"], errors="coerce"),
         **answers[["out_of_range", "widened"]].fillna(False).astype(bool), group=table["model"].map(networks.family),
-        kind=np.where(gpus > 1, gpus.astype(str) + GPUS, np.where(answers["bound"] == "launch", LAUNCHES, held_out.ALL)),
-        condition=[condition_of(RunConfig(dtype=row.dtype, layout=row.layout, compiled=bool(row.compile), gpus=count,
-                                          parallel=scheme))
-                   for row, count, scheme in zip(answers.itertuples(), gpus, table["parallel"], strict=True)])
+        kind=np.where(answers["bound"] == "launch", LAUNCHES, held_out.ALL),
+        condition=[condition_of(RunConfig(dtype=row.dtype, layout=row.layout, compiled=bool(row.compile)))
+                   for row in answers.itertuples()])
 
 
 def _by_labels(table: pd.DataFrame, learned: boards.Boards) -> pd.DataFrame:
@@ -319,28 +312,9 @@ def _by_labels(table: pd.DataFrame, learned: boards.Boards) -> pd.DataFrame:
     return table.assign(kind=table["kind"].where(~is_small, table["kind"] + SMALL))
 
 
-def _on_gpus(rows: pd.DataFrame, links: pd.DataFrame,
-             shipping: parallel.Costs | None) -> tuple[pd.DataFrame, parallel.Costs | None]:
-    """Return networks with all that labels include, on many GPUs where they ran so, and the costs of all devices.
-
-    Rows of FACTORS start from the measured time on one GPU. The costs of a row are ``shipping``; without these, they are
-    learned from other devices and families or, without any in the folders, those that ship.
-    """
-    names = dict(zip(_ENDS, parallel.ENDS, strict=True))
-    rows = rows.rename(columns=names).assign(passes_ms=rows["measured_ms"] - rows["beside"],
-                                             alone=rows["batch_size"] / rows["gpus"])
-    case = [rows[name].astype(str) for name in _CASE]
-    alone_ms = rows["passes_ms"].where(rows["gpus"] == 1).groupby(case).transform("median")
-    is_shared = (rows["gpus"] > 1) & (rows["error"] == "")
-    many = rows.assign(alone_ms=alone_ms)[is_shared]
-    measured = many.dropna(subset="alone_ms")
-    many = pd.concat([many, measured.assign(**dict.fromkeys(parallel.ENDS, measured["alone_ms"]), what=FACTORS, widened=False)])
-    measured, parts = measured[measured["parallel"] == DATA_PARALLEL], [rows[~is_shared]]
-    for (device, family, scheme), part in many.groupby(["device", "group", "parallel"]):
-        strangers = measured[(measured["device"] != device) & (measured["group"] != family)]
-        costs = shipping or parallel.learn(links[links["device"] != device], strangers) or parallel.shipped()
-        parts.append(part.assign(**parallel.times(scheme, part, part, costs)))
-    table = pd.concat(parts, ignore_index=True)
-    whole = 1 + table["beside"] / table["predicted_ms"]
-    table = table.assign(**{end: table[name] * whole for end, name in names.items()})
-    return table, parallel.learn(links, measured)
+def _with_all_parts(answers: pd.DataFrame) -> pd.DataFrame:
+    """Return predictions of networks with the parts of a training step that their labels include."""
+    if not len(answers):
+        return answers
+    whole = 1 + answers["beside"] / answers["predicted"]
+    return answers.assign(**{end: answers[end] * whole for end in _ENDS})

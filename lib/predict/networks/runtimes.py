@@ -7,7 +7,7 @@ a call added: a pass of an empty network. In the larger ones the rates explain i
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import ClassVar
 
@@ -32,14 +32,11 @@ _OUTSIDE_HALF = np.log(3.5)  # of networks smaller or larger than those that tau
 RETRAIN = "train it again with: python -m lib models --train runtimes"
 KINDS = (*OPERATOR_KINDS, "relu", "gelu", "activation", "softmax")
 TERMS = (*KINDS, "weights", "calls", "fresh")
-PREPARED = ("start", "calls", "weights_mb")
 _WEIGHT_MS, _CALL_MS, _FRESH_MS = 0.15, 0.004, 0.3  # what a MB of weights, a call and a MB of fresh memory are expected to cost
 _FLOPS, _BYTES = 1.5e8, 2e7  # in a ms, of a usual CPU: learned rates make up for another one
 _NO_FRESH = 0.02  # of that, expected of a runtime with memory of its own
 # spreads of logs about the rates of the starting condition: of a kind, of all kinds, of weights, calls and fresh memory
 _FIRST, _LATER, _NOISE = (0.5, 1.0, (1.0, 1.0, 1.0)), (0.3, 0.7, (0.5, 0.5, 1.0)), 0.15
-_PREPARED_SUMS = sums(len(PREPARED), (1.0, 2.0), 1.0, (), 0.2, np.array([1.0, 0.02, 0.02]))  # usual: s, s a call, s a MB
-
 
 EAGER, _EXPORTED = RunConfig(), RunConfig(runtime="onnxruntime")
 
@@ -48,13 +45,6 @@ def condition_here(config: RunConfig) -> RunConfig:
     """Return the condition of a run on this CPU: as many threads as it has cores are all (0)."""
     threads = 0 if config.threads == worker.usable_cores() else config.threads
     return replace(config.condition, threads=threads)
-
-
-def preparation(condition: RunConfig) -> str:
-    """Return what is compiled, or exported and loaded, for a condition; empty for eager torch."""
-    if condition.compiled:
-        return f"torch.compile {condition.dtype}"
-    return f"exported {condition.dtype}" if condition.runtime != EAGER.runtime else ""
 
 
 def starting_condition(condition: RunConfig) -> RunConfig | None:
@@ -89,11 +79,6 @@ def terms(work: Work, operators: pd.DataFrame) -> dict[str, float]:
         "fresh": work.fresh_bytes / 1e6 * _FRESH_MS}
 
 
-def preparation_terms(work: Work) -> dict[str, float]:
-    """Return PREPARED of a network."""
-    return dict(zip(PREPARED, (1.0, float(work.calls), work.weight_bytes / 1e6), strict=True))
-
-
 def learn(rows: Mapping[RunConfig, pd.DataFrame],
           elsewhere: Mapping[RunConfig, Mapping[str, float]] = {}) -> dict[RunConfig, dict[str, float]]:
     """Learn the rates of TERMS of each condition from networks (TERMS and ``latency_ms``), the starting condition first.
@@ -125,9 +110,8 @@ def learn(rows: Mapping[RunConfig, pd.DataFrame],
 
 @dataclass(frozen=True)
 class Runtimes(Saved):
-    """What networks of a machine taught: rates of TERMS by condition, its instructions by element type, and preparations.
+    """What networks of a machine taught: rates of TERMS by condition, and its instructions by element type.
 
-    ``prepare``: seconds of exporting or compiling as rates of PREPARED, by ``preparation``.
     ``elsewhere_half``: half of the interval, in log time, of a condition's ``ratio`` on CPUs that taught nothing.
     ``flops``: of a pass of the smallest and of the largest network that taught.
     """
@@ -138,7 +122,6 @@ class Runtimes(Saved):
     conditions: keyed(RunConfig, Composition, CONDITION)
     elsewhere_half: Positive
     flops: Limits
-    prepare: dict[str, Composition] = field(default_factory=dict)
 
     FORMAT: ClassVar = Format("file of runtimes", RETRAIN)
 
@@ -227,7 +210,7 @@ def call_cost(condition: RunConfig) -> tuple[float, str]:
 
 @dataclass(frozen=True)
 class RuntimeAnswer:
-    """The time of a pass in ms and its range, the evidence, and seconds of exporting or compiling before.
+    """The time of a pass in ms and its range, and the evidence.
 
     ``is_borrowed``: learned on another machine. ``is_outside``: from larger or smaller networks alone.
     """
@@ -236,7 +219,6 @@ class RuntimeAnswer:
     low_ms: float
     high_ms: float
     evidence: str
-    prepare_s: float
     is_borrowed: bool
     is_outside: bool = False
 
@@ -251,8 +233,6 @@ def answer(work: Work, parts: Mapping[str, float], heaps: Mapping[str, Estimate]
     if refused := models.refusal(condition):
         raise InputError(refused)
     fitted, eager = models.conditions[condition], models.conditions[EAGER]
-    steps = {preparation(condition), preparation(replace(condition, dtype="fp32"))}  # what is quantised was exported first
-    prepare_s = sum(models.prepare[step].total(preparation_terms(work)) for step in steps if step in models.prepare)
     computing = {name: ms for name, ms in parts.items() if name != "fresh"} | {"fresh": 0.0}
     kept, fresh_ms = heaps["kept"], max(0.0, heaps["default"].predicted_ms - heaps["kept"].predicted_ms)
     ms = kept.predicted_ms * fitted.total(computing) / eager.total(computing) + \
@@ -269,7 +249,7 @@ def answer(work: Work, parts: Mapping[str, float], heaps: Mapping[str, Estimate]
         call_ms, called_on = call_cost(condition)
         ms += call_ms
         evidence += f"; a call costs {call_ms * 1e3:.3g} us (an empty network on {called_on})"
-    return RuntimeAnswer(*interval(ms, half), evidence, prepare_s, is_borrowed, is_outside)
+    return RuntimeAnswer(*interval(ms, half), evidence, is_borrowed, is_outside)
 
 
 def conditions_of(rows: pd.DataFrame) -> list[RunConfig]:

@@ -45,7 +45,6 @@ class Work:
     table: pd.DataFrame
     mode: str
     batch_size: int
-    modules: int
     takes_fresh: bool
     weight_bytes: float
     plan: allocator.Plan
@@ -122,7 +121,7 @@ class Work:
         rows = [{**row_of(op), "calls": int(calls), "backward_calls": 0}
                 for size, calls in zip(*np.unique(sizes * 4 // itemsize, return_counts=True), strict=True)
                 for op in capture.optimizer_ops(int(size), optimizer) if counts.is_work(op)]
-        return replace(self, table=pd.DataFrame(rows), modules=0, takes_fresh=False, not_modelled=(), uncounted=())
+        return replace(self, table=pd.DataFrame(rows), takes_fresh=False, not_modelled=(), uncounted=())
 
     @classmethod
     def of(cls, graph: Graph, mode: str, batch_size: int, device_type: str = "cpu") -> "Work":
@@ -134,10 +133,8 @@ class Work:
                               for key, number in calls.items()])
         inputs = {spec.storage: spec for op in graph.ops for spec in op.tensors if spec.kind == "input"}
         weights = graph.parameter_bytes + graph.buffer_bytes + sum(spec.bytes for spec in inputs.values())
-        skipped = [*counts.VIEWS, *["_to_copy"] * (graph.computes_in in _LOW)]  # casts of autocast
-        modules = sum(op.phase == "forward" and op.short not in skipped for op in graph.ops)
         plan = allocator.Plan.from_graph(graph)
-        return cls(table, mode, batch_size, modules, device_type == "cpu", float(weights), plan, _not_modelled(graph),
+        return cls(table, mode, batch_size, device_type == "cpu", float(weights), plan, _not_modelled(graph),
                    tuple(sorted({op.short for op in work if not counts.is_counted(op)})),
                    float(sum(spec.elements for spec in inputs.values())), graph.trained if mode == "train" else (),
                    graph.branches)

@@ -1,8 +1,7 @@
-"""The correction of a model by a few measured points of another device: by what factor it errs, smoothly over the features.
+"""The correction of a CPU's model by a few measured points: by what factor it errs, smoothly over the features.
 
 A Gaussian process (scikit-learn's, Matérn 3/2, with noise) on the log ratio of measured and predicted time; saved as its
-points and weights, so that loading one runs no code. All standardised features share one length, or each has its own, which
-is then part of its scale (automatic relevance determination).
+points and weights, so that loading one runs no code. All standardised features share one length.
 """
 
 import warnings
@@ -37,11 +36,8 @@ class Correction:
                 and len(self.points) == len(self.weights), "centre, scale, points and weights are not of the same features")
 
     @classmethod
-    def fit(cls, names: Sequence[str], x: np.ndarray, log_ratio: np.ndarray, lengths: bool = False) -> "Correction":
-        """Fit features (n, len(names)) and the log of measured over predicted; without features one factor fits all.
-
-        ``lengths``: each feature has one of its own.
-        """
+    def fit(cls, names: Sequence[str], x: np.ndarray, log_ratio: np.ndarray) -> "Correction":
+        """Fit features (n, len(names)) and the log of measured over predicted; without features one factor fits all."""
         mean = float(np.median(log_ratio))
         if not len(names):
             return cls.constant(mean)
@@ -50,18 +46,15 @@ class Correction:
         from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
         centre, scale = x.mean(axis=0), x.std(axis=0) + 1e-9
-        length = np.full(len(names) if lengths else 1, len(names) ** 0.5)
-        kernel = ConstantKernel(_SIGNAL ** 2, (1e-4, 10)) * Matern(length, (0.3, 1000 if lengths else 100), nu=1.5) + \
+        kernel = ConstantKernel(_SIGNAL ** 2, (1e-4, 10)) * Matern(len(names) ** 0.5, (0.3, 100), nu=1.5) + \
             WhiteKernel(_NOISE ** 2, (1e-4, 0.3))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # a bound of the kernel is a good answer, too
-            fitted = GaussianProcessRegressor(kernel, n_restarts_optimizer=0 if lengths else 1, random_state=0).fit(
+            fitted = GaussianProcessRegressor(kernel, n_restarts_optimizer=1, random_state=0).fit(
                 (x - centre) / scale, log_ratio - mean)
         product = fitted.kernel_.k1
-        length = product.k2.length_scale
-        scale, length = (scale * length, 1.0) if lengths else (scale, float(length))
         return cls(list(names), centre, scale, ((x - centre) / scale).round(6).tolist(), fitted.alpha_, mean,
-                   float(product.k1.constant_value), length)
+                   float(product.k1.constant_value), float(product.k2.length_scale))
 
     @classmethod
     def constant(cls, log_factor: float) -> "Correction":

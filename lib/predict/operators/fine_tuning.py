@@ -1,6 +1,5 @@
-"""Fine-tuning: a model corrected by a few measured rows of another device, and which rows are worth measuring for it."""
+"""Fine-tuning: a CPU's model corrected by a few measured rows of another CPU, and which rows are worth measuring for it."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -14,25 +13,24 @@ from lib.predict.operators.parts import Part
 from lib.predict.operators.validation import conformal, folds, shapes_of, usable
 from lib.predict.scores import score
 
-_SMOOTH = ("log_flops log_bytes log_compute log_move over_ridge m n k window ins outs groups working log_served "
-           "over_served").split()  # the features over which a correction is smooth
+_SMOOTH = ("log_flops", "log_bytes", "m", "n", "k", "window", "ins", "outs", "groups")  # over which a correction is smooth
 _FEW = 3.0  # rows of its own as which the other parts' factor counts
 
 
 def fine_tuned(model: CostModel, table: pd.DataFrame) -> CostModel:
-    """Return ``model`` corrected by a few measured rows of another device: factors, intervals and scores from them.
+    """Return ``model`` corrected by a few measured rows of another CPU: factors, intervals and scores from them.
 
     Parts without LEAST_ROWS / 4 rows of several shapes get the median factor of the others (of all rows, where there are none),
     drawn towards that of the rows that they have. Intervals come from rows left out in turn.
     """
     ratios, parts = {}, {}
-    for name, rows in inputs.by_part(usable(table), model.chip):
+    for name, rows in inputs.by_part(usable(table), None):
         if name in model.parts:
-            plain, (terms, x) = replace(model.parts[name], correction=None), inputs.frames(rows, model.chip)
+            plain, (terms, x) = replace(model.parts[name], correction=None), inputs.frames(rows, None)
             predicted_ms, *_ = plain.predict(terms, x, rows[["flops", "bytes"]].to_numpy(float).T)
             ratios[name] = np.log(rows["latency_ms"].to_numpy() / predicted_ms)
             if len(rows) >= LEAST_ROWS // 4 and len(set(shapes_of(rows))) > 1:
-                parts[name] = _corrected(plain, rows, terms, x, ratios[name], lengths=model.chip is not None)
+                parts[name] = _corrected(plain, rows, terms, x, ratios[name])
     usual = [part.correction.mean for part in parts.values()] or [value for ratio in ratios.values() for value in ratio]
     shift = float(np.median(usual)) if usual else 0.0
     for name, part in model.parts.items():
@@ -42,24 +40,20 @@ def fine_tuned(model: CostModel, table: pd.DataFrame) -> CostModel:
     return replace(model, parts={name: parts[name] for name in model.parts})
 
 
-def _corrected(part: Part, rows: pd.DataFrame, terms: pd.DataFrame, x: pd.DataFrame, ratio: np.ndarray, lengths: bool) -> Part:
+def _corrected(part: Part, rows: pd.DataFrame, terms: pd.DataFrame, x: pd.DataFrame, ratio: np.ndarray) -> Part:
     """Return a part corrected by measured rows; its interval comes from rows that a fold of the correction left out.
 
     ``ratio`` is the log of measured over predicted.
     """
-    names, measured_ms, factor = smooth_of(part.features), rows["latency_ms"].to_numpy(), np.full(len(rows), np.nan)
+    names = [name for name in _SMOOTH if name in part.features]
+    measured_ms, factor = rows["latency_ms"].to_numpy(), np.full(len(rows), np.nan)
     smooth = x[names].to_numpy()
     for train, test in folds(shapes_of(rows)):
-        factor[test] = Correction.fit(names, smooth[train], ratio[train], lengths)(smooth[test])
+        factor[test] = Correction.fit(names, smooth[train], ratio[train])(smooth[test])
     base_ms, *_ = replace(part, scaling=None).predict(terms, x)
     edges, halves = conformal(ratio - factor, base_ms, bins=2)
-    return replace(part, correction=Correction.fit(names, smooth, ratio, lengths), edges_ms=edges, halves=halves, families={},
+    return replace(part, correction=Correction.fit(names, smooth, ratio), edges_ms=edges, halves=halves, families={},
                    rows=len(rows), scores=score(measured_ms, measured_ms * np.exp(factor - ratio)), origin="")
-
-
-def smooth_of(names: Iterable[str]) -> list[str]:
-    """Return the features over which a correction is smooth, of those that a part has."""
-    return [name for name in _SMOOTH if name in set(names)]
 
 
 def farthest_first(x: np.ndarray, count: int) -> np.ndarray:

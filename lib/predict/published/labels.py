@@ -30,7 +30,7 @@ INCLUDED = (*STEP, "zeroing")  # zeroing: of gradients beforehand, as torch did 
 DEFAULT = "torch's default"  # element type of fp32 as torch has it: TF32 from Ampere on
 USUAL = {"batch_size": "", "device": "", "mode": "infer", "dtype": "fp32", "input": "",
          "layout": "contiguous", "compile": "false", "runtime": TORCH, "threads": "",
-         "instances": "1", "gpus": "1", "parallel": "ddp", "includes": "", "autocast": "true"}
+         "instances": "1", "gpus": "1", "includes": "", "autocast": "true"}
 COLUMNS = ("model", *USUAL, "measured_ms")
 
 
@@ -144,8 +144,7 @@ def torchvision_cards(path: Path) -> pd.DataFrame:
     return _labels(model=list(table), measured_ms=table.median().to_numpy(), gpus=str(gpus),
                    device=named["card"].removesuffix("_"), dtype=_CARD_DTYPES[named["dtype"]],
                    batch_size=_CARD_BATCH * gpus, mode="infer" if is_inference else "train",
-                   includes="h2d" if is_inference else "h2d zeroing", autocast="false",
-                   parallel="data_parallel")
+                   includes="h2d" if is_inference else "h2d zeroing", autocast="false")
 
 
 _TIMM_DTYPES = {"fp32": "fp32", "amp_fp16": "fp16", "amp_bf16": "bf16", "bf16": "bf16"}

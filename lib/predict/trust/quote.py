@@ -45,6 +45,8 @@ def quote(answer) -> Quote:
     if gain:
         return Quote({}, f"in fp32, default layout: {quoted.words}; {gain.evidence}")
     config = answer.config
+    if config.gpus > 1:  # outsiders' scores are of one GPU
+        return quoted
     outsiders = scoreboard.of_networks(answer.predictor.kind, config.mode, scoreboard.condition_of(config))
     return Quote(outsiders, f"{ON_CARD}: {_errors(outsiders)} ({outsiders['sources']}). The model's own: {quoted.words}") \
         if outsiders else quoted

@@ -14,8 +14,6 @@ from lib.predict.scores import score_draws
 from lib.work.run_config import RunConfig
 
 KERNELS, NETWORKS = "kernels, measured by others", "networks, measured by others"
-FACTORS = "many GPUs by the measured time on one, networks measured by others"
-GPUS = " GPUs"  # end of the kind of what ran on many
 SMALL_MS = 0.2  # mean of a kernel's measured and predicted time below which it is mostly its launch
 SMALL = f", under {SMALL_MS} ms"  # end of the kind of such kernels
 LAUNCHES = "bound by launches"  # kind of networks whose time is that of their host
@@ -60,8 +58,6 @@ def condition_of(config: RunConfig) -> str:
         words.append(config.layout)
     if config.compiled:
         words.append("compiled")
-    if config.gpus > 1:
-        words.append(config.parallel)
     return ", ".join(words)
 
 
