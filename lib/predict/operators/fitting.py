@@ -65,8 +65,8 @@ def fit_part(rows: pd.DataFrame, frames: Frames, groups: pd.Series, form: Form, 
         outside[test], fold[test] = out | ~np.isin(codes[test], part.codes), number
     counts = groups.groupby(rows["op"]).nunique()
     large = counts.index[counts >= _LEAST_OF_FAMILY] if FAMILY in x and len(counts) > 1 else []
-    part = validated(without_intervals(rows, frames, quick, form), rows, rows["latency_ms"].to_numpy(), predicted, fold,
-                     rows["op"].where(rows["op"].isin(large), "").to_numpy(str))
+    part = _validated(without_intervals(rows, frames, quick, form), rows, predicted, fold,
+                      rows["op"].where(rows["op"].isin(large), "").to_numpy(str))
     part.held_out["out_of_range"] = outside
     return part
 
@@ -88,14 +88,14 @@ def without_intervals(rows: pd.DataFrame, frames: Frames, quick: bool = False, f
     return Part.trained(regressor, rows, x)
 
 
-def validated(part: Part, rows: pd.DataFrame, measured: np.ndarray, predicted: np.ndarray, fold: np.ndarray,
-              ops: np.ndarray | str = "") -> Part:
+def _validated(part: Part, rows: pd.DataFrame, predicted: np.ndarray, fold: np.ndarray, ops: np.ndarray) -> Part:
     """Give a part intervals, scores and ``held_out`` by what was predicted of each row by the fold that left it out.
 
     ``ops`` are the families of rows that have intervals of their own, empty where that is of all rows. In ``held_out`` a row's
     interval is by the errors of the other folds.
     """
-    error, ops, widths = np.log(measured / predicted), np.broadcast_to(ops, len(rows)), np.zeros(len(rows))
+    measured, widths = rows["latency_ms"].to_numpy(), np.zeros(len(rows))
+    error = np.log(measured / predicted)
     of_all, part.families = _intervals(error, predicted, ops)
     part.edges_ms, part.halves, part.scores = of_all.edges_ms, of_all.halves, score(measured, predicted)
     for number in np.unique(fold):
