@@ -52,7 +52,7 @@ def fit(table: pd.DataFrame, facts: Mapping[str, Any] | None = None, chip: Chip 
 
 
 def fit_part(rows: pd.DataFrame, frames: Frames, groups: pd.Series, form: Form, quick: bool = False) -> Part:
-    """Train one part on its rows and validate it on groups of them that a fold left out, see ``without_intervals``.
+    """Train one part on its rows and validate it on groups of them that a fold left out, see ``_without_intervals``.
 
     ``groups``, aligned with the rows, says which rows no fold may split. Folds do not see UNASKED columns.
     """
@@ -60,18 +60,18 @@ def fit_part(rows: pd.DataFrame, frames: Frames, groups: pd.Series, form: Form, 
     (terms, x), codes = frames(asked), inputs.codes(features.columns(rows))
     predicted, fold, outside = np.full(len(rows), np.nan), np.zeros(len(rows), int), np.zeros(len(rows), bool)
     for number, (train, test) in enumerate(folds(groups, _QUICK_FOLDS if quick else FOLDS)):
-        part = without_intervals(asked.iloc[train], frames, quick, form)
+        part = _without_intervals(asked.iloc[train], frames, quick, form)
         predicted[test], _, out = part.predict(terms.iloc[test], x.iloc[test])
         outside[test], fold[test] = out | ~np.isin(codes[test], part.codes), number
     counts = groups.groupby(rows["op"]).nunique()
     large = counts.index[counts >= _LEAST_OF_FAMILY] if FAMILY in x and len(counts) > 1 else []
-    part = _validated(without_intervals(rows, frames, quick, form), rows, predicted, fold,
+    part = _validated(_without_intervals(rows, frames, quick, form), rows, predicted, fold,
                       rows["op"].where(rows["op"].isin(large), "").to_numpy(str))
     part.held_out["out_of_range"] = outside
     return part
 
 
-def without_intervals(rows: pd.DataFrame, frames: Frames, quick: bool = False, form: Form = "student") -> Part:
+def _without_intervals(rows: pd.DataFrame, frames: Frames, quick: bool = False, form: Form = "student") -> Part:
     """Train one part on its rows without intervals or scores.
 
     ``form``: one small network (student), trees (boosted), or rates alone, which carry over to other devices.
