@@ -3,7 +3,7 @@
 Scores are computed from rows ``held_out`` where these are committed. Kernels of GPUs have those of their model files.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,11 @@ from lib.predict.cards.card_model import CardModel
 from lib.predict.cards.features import Condition
 from lib.predict.held_out import (
     ALL,
-    CORRECTED_CARDS,
     GAINS,
     LIMITS,
     NETWORKS,
     NEW_CARDS,
     NEW_CPUS,
-    NOISE,
     OPERATORS,
     PROJECT,
     RESIDENT,
@@ -103,7 +101,7 @@ def table(reference: str = "") -> pd.DataFrame:
               if not device.startswith(transfer_cpu.CPU)]  # a CPU's operators are those of its machine
     machines = archive.machines() | ({reference: archive.machine_folder(reference)} if reference else {})
     cards = {device: CardModel.load(path) for device, path in card_model.files_of_cards().items()}
-    rows = chain(*map(scores_of_card, cards.values()), _of_cards(cards, NEW_CARDS, CORRECTED_CARDS, NOISE),
+    rows = chain(*map(scores_of_card, cards.values()), _of_cards(cards, NEW_CARDS),
                  of_final_set(), *(of_machine(*machine) for machine in machines.items()), *map(of_operators, models),
                  _scored(load(limits.PATH)), _of_steps(), _of_cards(cards, GAINS),
                  ({**line, "baseline": line["constant_mape"]} for line in _of_cpus(cpu_gains.FOLDER, scorer=score_gains)),
@@ -138,9 +136,9 @@ def scores_of_card(card: CardModel, only: Condition | None = None) -> Iterator[R
                    "condition": condition_of_card(scored), "left_out": unseen}
 
 
-def _of_cards(cards: Mapping[str, CardModel], *wanted: str) -> Iterator[Row]:
-    """Yield further scores of cards: of cards left out, families, gains, and labels that were measured again."""
-    for line in (line for device in cards for what in wanted for line in card_errors.scores(device, what).to_dict("records")):
+def _of_cards(cards: Iterable[str], what: str) -> Iterator[Row]:
+    """Yield further scores of cards: of cards left out (NEW_CARDS), or of GAINS."""
+    for line in (line for device in cards for line in card_errors.scores(device, what).to_dict("records")):
         condition = condition_of_card(line["condition"]) if line["what"] != GAINS else \
             f"{' to '.join(line[end].replace('-', ', ') for end in ('before', 'after'))}; torch {line['torch']}"
         yield {**line, "condition": condition, "source": "timm", "baseline": line.get("constant_mape")}
