@@ -1,11 +1,11 @@
-"""What power limits do to published training loops, each card and network left out, beside baselines: errors in %."""
+"""Power of published training loops, with and without limits, cards and networks left out, beside baselines: errors in %."""
 
 import numpy as np
 import pandas as pd
 
 from lib import paths
 from lib.predict.evaluation import power_limits
-from lib.predict.power.limits import QUANTITIES
+from lib.predict.power.limits import QUANTITIES, draw
 from lib.predict.scores import score
 
 ZEUS = paths.ROOT.parent / "shared" / "data" / "zeus-power"
@@ -25,6 +25,18 @@ def answers(train: pd.DataFrame, rows: pd.DataFrame) -> dict[str, dict]:
             "power of the limit": {name: rows["limit"] ** (log @ np.log(train[name]) / (log @ log)) for name in QUANTITIES}}
 
 
+def power_errors(rows: pd.DataFrame) -> pd.DataFrame:
+    """Score the power drawn without a limit, each card and network left out."""
+    loops = rows.dropna(subset="busy").drop_duplicates(["device", "dataset", "network", "batch_size", "optimizer"])
+    lines = []
+    for unit in power_limits.SPLITS:
+        for left_out, test in loops.groupby(unit):
+            model = power_limits.fit(rows[rows[unit] != left_out])
+            predicted = draw(model.drawn, model.static * test["bit"], test["busy"], test["memory"])
+            lines.append({"left out": left_out, **score(test["drawn"].to_numpy(), predicted.to_numpy(), interval=False)})
+    return pd.DataFrame(lines)[["left out", "n", "mape", "median", "bias"]]
+
+
 def main() -> None:
     """Print errors by what was left out; ``known``: of networks whose power can be predicted, which all learners share."""
     if not ZEUS.is_dir():
@@ -42,3 +54,4 @@ def main() -> None:
                     for what in QUANTITIES for which, chosen in known.items()]
     table = pd.DataFrame(lines).query("n > 0")
     print(table.pivot_table(index=["of", "rows", "left out", "n"], columns="learner", values="mape").round(1).to_string())
+    print("\npower drawn without a limit\n" + power_errors(rows).round(1).to_string(index=False))

@@ -170,7 +170,7 @@ def read_parquet(path: Path, names: Sequence[str], others: bool = False,
     """
     import pandas as pd
 
-    there = parquet_columns(path)
+    there = _parquet_columns(path)
     found = [name for name in names if name in there]
     needed = [name for name in names if name not in optional]
     check_names(found if others else there, dict.fromkeys(names), str(path), needed)
@@ -178,7 +178,7 @@ def read_parquet(path: Path, names: Sequence[str], others: bool = False,
         return pd.read_parquet(path, columns=found)
 
 
-def parquet_columns(path: Path) -> list[str]:
+def _parquet_columns(path: Path) -> list[str]:
     """Return the column names of a Parquet file; InputError for one that is missing or damaged."""
     import pyarrow.parquet as pq
 

@@ -181,9 +181,7 @@ def test_the_number_that_the_readme_expects_is_the_committed_one():
 
 
 SPLITS = {"own GPU, unseen shapes": "unseen shapes, 5 folds", "own GPU, N and K unseen": "unseen N and K, 5 folds",
-          "own GPU, the largest tenth": "the largest tenth", "that GPU left out": "a GPU left out",
-          "left out, mean (a line; trees)": "a GPU left out",
-          "by its sibling alone": "a GPU left out, by its sibling"}
+          "that GPU left out": "a GPU left out", "left out, mean (a line)": "a GPU left out"}
 
 
 def mape(dtype, split, operator, learner="this model"):
@@ -198,8 +196,8 @@ def test_errors_of_kernels_in_fp32_are_those_of_their_file():
     for split, *cells in rows(ERRORS, "Kernels on GPUs in fp32"):
         for operator, cell in zip(names, cells, strict=True):
             if "mean" in split:
-                several = [mape("fp32", split, operator, learner)["mean"] for learner in ("this model", "line", "trees")]
-                assert cell == "{} ({}; {})".format(*several)
+                means = [mape("fp32", split, operator, learner)["mean"] for learner in ("this model", "line")]
+                assert cell == "{} ({})".format(*means)
             else:
                 own = mape("fp32", split, operator)
                 assert cell == " / ".join(own[name] for name in ("p4", "p100", "v100", "t4", "a100")), (split, operator)
@@ -210,10 +208,10 @@ def test_errors_of_gemms_in_16_bits_are_those_of_their_file():
         own = mape("bf16", split, "GEMM")
         for name, cell in zip(("a100", "h100", "h200", "l40s", "b200"), cells, strict=False):
             assert cell == own.get(name, ""), (split, name)
-        several = {learner: mape("bf16", split, "GEMM", learner) for learner in ("this model", "line", "trees")}
+        several = {learner: mape("bf16", split, "GEMM", learner) for learner in ("this model", "line")}
         means = [one.get("mean") for one in several.values()]
         if all(means):
-            assert cells[-1] == "{} ({}; {})".format(*means)
+            assert cells[-1] == "{} ({})".format(*means)
 
 
 def test_errors_of_networks_on_cards_are_those_of_their_file():

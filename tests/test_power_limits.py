@@ -1,9 +1,12 @@
-"""Power limits of GPUs: laws, refusals, and answers."""
+"""Power and joules of networks on GPUs, and power limits: laws, refusals, and answers."""
 
+import json
 
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lib.config.definitions import load_devices
 from lib.predict.power import limits
@@ -40,3 +43,24 @@ def test_an_answer_under_a_limit_and_the_limit_that_is_suggested():
     question = ["advise", "resnet18", "--batch-size", "64", "--device", "v100-pcie-32gb"]
     assert "v100-pcie-32gb limited to 150 W" in output_of(*question, "--power-limit", "150")
     assert "nvidia-smi -pl" in output_of(*question)
+
+
+@given(st.sampled_from(["t4", "h200-sxm", "l40s"]), st.floats(1e-4, 5), st.floats(0, 1))
+def test_power_lies_between_static_power_and_the_maximum_of_the_board(device, busy, memory):
+    watts = SHIPPED.watts(device, busy, memory)
+    assert 0 < SHIPPED.watts(device, 0.0, memory) <= watts <= load_devices()[device].power_w
+    assert watts <= SHIPPED.watts(device, 2 * busy, memory)
+
+
+def test_joules_are_power_times_time_on_any_card_with_a_stated_power():
+    question = ["advise", "resnet18", *"--batch-size 8 --device t4 --device cpu --no-ceilings --json".split()]
+    card, cpu = sorted(json.loads(output_of(*question)), key=lambda row: row["device"], reverse=True)
+    answer = advice_on("t4", "resnet18", 8).answers[0]
+    watts = SHIPPED.watts("t4", *answer.roofline)
+    assert 10 < watts < 70
+    assert card["energy_j"] == pytest.approx(watts * card["predicted_ms"] / 1e3 / 8)
+    assert card["energy_low_j"] < card["energy_j"] < card["energy_high_j"]
+    assert cpu["energy_j"] is None
+    assert "J/image: predicted power of the board times predicted time" in output_of(*question[:-1], "--explain")
+    limited = advice_on("t4", "resnet18", 8, power_limit_w=60).table.iloc[0]
+    assert limited["energy_j"] == pytest.approx(card["energy_j"] * limited["energy_ratio"])

@@ -1,5 +1,7 @@
 """Published data: each original's layout, its known numbers, and what is refused."""
 
+import zipfile
+
 import pandas as pd
 import pytest
 
@@ -58,11 +60,11 @@ def test_the_original_sweep_is_checked_against_its_shapes(swept):
         kernels.pytorch_scheduler(swept)
 
 
-def perf(folder, version="1.0.0", framework="trtllm", **columns):
-    """Write kernels as aiconfigurator publishes them, with other columns, or without those that are None; return the path."""
-    path = files.folder(folder / "h200_sxm/gemm" / framework / version) / "gemm_perf.parquet"
+def perf(folder, version="1.0.0", **columns):
+    """Write kernels as aiconfigurator publishes them, with other columns; return the path."""
+    path = files.folder(folder / "h200_sxm/gemm/trtllm" / version) / "gemm_perf.parquet"
     columns = {"gemm_dtype": ["bfloat16", "fp8"], "m": 64, "n": 128, "k": 256, "latency": 2.0, "sauce": 1, **columns}
-    pd.DataFrame({name: values for name, values in columns.items() if values is not None}).to_parquet(path)
+    pd.DataFrame(columns).to_parquet(path)
     return path
 
 
@@ -75,6 +77,20 @@ def test_aiconfigurator_takes_the_newest_version(tmp_path):
     assert table["bytes"].iloc[0] == 2 * (64 * 256 + 256 * 128 + 64 * 128)
     with refused("has no <gpu>/gemm/trtllm"):
         aiconfigurator.gemms(tmp_path / "h200_sxm")
+
+
+def test_a_wheel_of_aiconfigurator_is_read_as_its_folder(tmp_path):
+    path = perf(tmp_path)
+    inside = "aiconfigurator_core/systems/data"
+    wheel = tmp_path / "aiconfigurator_core-0.12.0.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.write(path, f"{inside}/{path.relative_to(tmp_path)}")
+        for name in ("gemm/../../evil_perf.parquet", "notes.txt"):
+            archive.writestr(f"{inside}/h200_sxm/{name}", "x")
+    with aiconfigurator.data_folder(wheel) as folder:
+        assert len([file for file in folder.rglob("*") if file.is_file()]) == 1
+    assert not folder.exists()
+    pd.testing.assert_frame_equal(*(aiconfigurator.gemms(source)["h200-sxm"] for source in (wheel, tmp_path)))
 
 
 def test_what_cannot_be_imported(tmp_path):

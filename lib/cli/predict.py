@@ -235,7 +235,6 @@ def _trained(kind: str, quick: bool, source: str, folder: Path) -> Iterator[str]
     from lib.predict import gain_training, runtime_training
     from lib.predict.cards import learning, unseen_cards
     from lib.predict.evaluation import evaluate, power_limits, profiled_steps
-    from lib.predict.power import training
 
     if kind == "profiles":
         for path in profiled_steps.learn_all(source):
@@ -243,8 +242,6 @@ def _trained(kind: str, quick: bool, source: str, folder: Path) -> Iterator[str]
             yield f"{path}\n{_shown(scores)}\n"
     elif kind == "cpu":
         yield evaluate.evaluate(quick=quick).to_string(index=False)
-    elif kind == "power":
-        yield _shown(training.ship(quick=quick), digits=2)
     elif kind == "timm":
         table, reasons = learning.material()
         yield _shown(learning.ship(table))
@@ -330,7 +327,7 @@ def _add_models(verbs) -> None:
     option(group, "--train", "cpu: from the first reference machine; the name of a machine, "
            "committed or unpacked: each device that it swept; profiles: whole steps; neusight, "
            "aiconfigurator, timm: from published data; gains: of layouts and bf16 on a CPU; "
-           "runtimes: of a CPU; power: of GEMMs on an H200; power-limits: of GPUs", metavar="WHAT")
+           "runtimes: of a CPU; power-limits: of GPUs", metavar="WHAT")
     flag(group, "--errors", "show the errors on held-out data, a graded line per question")
     option(group, "--outsiders", "show the errors on what others measured: tables of DeepBench, "
            "timm, NeuSight, Gavel, Zeus or pytorch-gpu-benchmark, networks.parquet, or your CSV "

@@ -14,7 +14,7 @@ from lib.work.runtimes import TORCH
 NO_MACHINES = ("models",)  # folders of the reference that hold no machine
 RUNTIMES = "runtimes"  # the campaign of networks in several runtimes
 _read = files.until_changed(store.read)
-TRAININGS = ("cpu", "gains", "profiles", "power", "neusight", "aiconfigurator", "timm")  # --train
+TRAININGS = ("cpu", "gains", "profiles", "neusight", "aiconfigurator", "timm")  # --train
 
 
 def machines(imported: bool = False) -> dict[str, Path]:

@@ -11,8 +11,7 @@ from lib.tables import columns
 
 NETWORKS, OPERATORS, STEPS = "networks", "operators", "training steps"
 TENSORS, RESIDENT = "memory of tensors", "resident memory"
-NEW_CARDS, CORRECTED_CARDS = "networks, card left out", "networks, card left out but for some"
-GAINS, NOISE = "gains of a change", "labels"
+NEW_CARDS, GAINS = "networks, card left out", "gains of a change"
 RUNTIMES, NEW_CPUS = "networks in a runtime", "networks in a runtime, CPU left out"
 LIMITS = {"time": "time under a power limit", "energy": "energy under a power limit"}
 ALL = "all"  # kinds together

@@ -27,8 +27,6 @@ from lib.predict.networks.composition import Composition, Estimate
 from lib.predict.networks.sums import HOST_MS
 from lib.predict.networks.work import Work
 from lib.predict.operators.cost_model import RETRAIN, CostModel
-from lib.predict.power import model as power_model
-from lib.predict.power.model import PowerModel
 from lib.predict.scores import OUTSIDE
 from lib.predict.transfer import ANY_GPU
 from lib.work import dtypes
@@ -199,11 +197,6 @@ class Predictor:
     def card(self) -> CardModel | None:
         """Give the model of whole networks for this card, or None."""
         return card_model.load_for(self.kind, self.shipped) if self.model.chip and not self.machine else None
-
-    @cached_property
-    def power(self) -> PowerModel | None:
-        """Give the power model of this device and element type; None without one, and for a device of another machine."""
-        return None if self.origin else power_model.of_device(self.kind, self.dtype)
 
     def widened(self, times: Mapping[str, float], kind: str) -> dict[str, float]:
         """Return predicted, low and high ms as they hold where this model was not calibrated, see ``boards``."""

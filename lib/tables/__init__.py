@@ -22,7 +22,7 @@ TABLES: dict[str, Mapping[str, Column]] = {
     "matrix": training.MATRIX, "steps": training.STEPS, "history": training.HISTORY,
     "ceilings": operators.CEILINGS, "overheads": operators.OVERHEADS,
     "configs": operators.CONFIGS, "repeats": operators.REPEATS, "energies": operators.ENERGIES,
-    "sweep": operators.SWEEP, "power": operators.POWER, "points": operators.POINTS,
+    "sweep": operators.SWEEP, "points": operators.POINTS,
     "complexity": networks.COMPLEXITY, "networks": networks.NETWORKS,
     "whole_networks": networks.WHOLE_NETWORKS, "scores": networks.SCORES,
     "held_out": networks.HELD_OUT, "jobs": scheduling.JOBS, "devices": scheduling.DEVICES,

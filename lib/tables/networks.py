@@ -64,7 +64,7 @@ WHOLE_NETWORKS = {
 }
 
 SCORES = {
-    "kind": choice("what was predicted", "operator", "network", "step", "memory", "power"),
+    "kind": choice("what was predicted", "operator", "network", "step", "memory"),
     "family": text("family and pass, or mode and batch size"),
     **shared.LEARNER,
     "mape": number("mean absolute error, %"),

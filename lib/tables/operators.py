@@ -126,20 +126,6 @@ SWEEP = {
     **shared.ENERGY, **shared.TF32,
 }
 
-POWER = {
-    **shared.OP,
-    "gemm_m": count("rows of the left matrix"),
-    "gemm_k": count("columns of the left matrix, which are summed over"),
-    "gemm_n": count("columns of the right matrix"),
-    "dtype": text("element type; other types keep their published name"),
-    "latency_ms": number("one call, back to back", empty=True),
-    "flops": number("FLOPs from the shapes"),
-    "power_w": number("mean of the sensor while the calls repeat", empty=True),
-    "limit_w": number("the card's power limit", empty=True),
-    "window": choice("long: enough for the sensor's mean", "long", "short"),
-    **shared.STATUS, **shared.IDS,
-}
-
 POINTS = {
     "label": text("the point's name for people"),
     "env": text("where it ran: a label of the environment, or the hardware id"),

@@ -38,8 +38,7 @@ SHOWN = {"device": "device", "source": "source", "predicted_ms": "ms", "low_ms":
          "images_per_sec": "images/s", "predicted_gbps": "GB/s", "memory_mb": "MB", "rss_mb": "resident MB", "bound": "bound",
          "below_roof": "x below roof", "fits": "fits",
          "out_of_range": "outside", "measured_ms": "measured ms", "price_per_million": "price / 10^6 images",
-         "energy_j": "GEMMs' J/image", "energy_low_j": "J low", "energy_high_j": "J high",
-         "energy_share": "their share of time", "energy_source": "joules are", "loader_wait_ms": "loader ms",
+         "energy_j": "J/image", "energy_low_j": "J low", "energy_high_j": "J high", "loader_wait_ms": "loader ms",
          "h2d_ms": "copy ms", "forward_ms": "forward ms", "backward_ms": "backward ms", "optimizer_ms": "optimizer ms"}
 Row = dict[str, Any]
 
@@ -214,8 +213,7 @@ def text(advice: Advice) -> str:
                      "widened, not proven")
     lines += [*_notes(advice), *_step_notes(advice)]
     if advice.table["energy_j"].notna().any():
-        lines.append("GEMMs' J/image: the power of linear, matmul and bmm kernels times their predicted time; other kernels, "
-                     "idling and the host are not in it")
+        lines.append("J/image: predicted power of the board times predicted time; the host is not in it")
     return "\n".join(lines)
 
 

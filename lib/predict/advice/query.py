@@ -29,7 +29,7 @@ from lib.work.run_config import INT8, USUAL_CONDITION, DeviceCondition, RunConfi
 from lib.work.runtimes import TORCH, runtime_of
 
 COLUMNS = (*"device source predicted_ms low_ms high_ms images_per_sec predicted_gbps memory_mb bound below_roof out_of_range "
-            "fits measured_ms price_per_million dtype energy_j energy_low_j energy_high_j energy_share energy_source "
+            "fits measured_ms price_per_million dtype energy_j energy_low_j energy_high_j "
             "latency_type widened rss_mb rss_low_mb rss_high_mb".split(), *limits.COLUMNS, *quote.COLUMNS,
            *(f"{name}_ms" for name in STEP_PHASES), "parallel_ms", "scaling_efficiency", "gradients_mb", "input_mb",
            "not_modelled", "flops_not_known")
@@ -354,6 +354,7 @@ class Answer:
         gpus, runtime = self.config.gpus, passes.provenance.runtime
         rate = gpus * self.config.instances * work.batch_size / estimate.predicted_ms * 1e3
         price, resident_mb = predictor.price_per_hour, self._resident_mb()
+        ratios = self.ratios(self.device_condition.power_limit_w)
         branches = [f"values at {place} (those of random inputs)" for place in work.branches]
         return {"device": predictor.device, "source": predictor.source(passes), **estimate.times, "images_per_sec": rate,
                 "memory_mb": self.memory_mb,
@@ -366,12 +367,16 @@ class Answer:
                 "latency_type": "end_to_end", "widened": self.is_widened,
                 **quote.quote(self).columns,
                 "price_per_million": price * gpus / rate * 1e6 / 3600 if price else math.nan, **resident_mb,
-                **energy.per_image(None if self.device_condition.power_limit_w else predictor.power, passes, work.batch_size),
-                **self.ratios(self.device_condition.power_limit_w), **getattr(estimate, "columns", {}),
+                **self._joules(ratios.get("energy_ratio", 1.0)), **ratios, **getattr(estimate, "columns", {}),
                 "gradients_mb": parallel.gradients_mb(work), "input_mb": work.input_values * 4 / 1e6,
                 "parallel_ms": passes.parallel_ms,
                 "scaling_efficiency": 1 - passes.parallel_ms / passes.predicted_ms,
                 "not_modelled": choices([*work.not_modelled, *branches]), "flops_not_known": choices(work.uncounted)}
+
+    def _joules(self, energy_ratio: float) -> dict[str, float]:
+        """Return the joules per sample with an interval."""
+        return energy.per_sample(self.predictor.kind, self._without_power_limit.times, self.roofline,
+                                 self.work.batch_size, energy_ratio)
 
     def _resident_mb(self) -> dict[str, float]:
         """Return the resident MB that a fresh process grows by, with an interval; empty if none was learned."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
-from itertools import combinations, permutations
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pandas as pd
 from lib.predict import held_out
 from lib.predict.cards import card_model
 from lib.predict.cards.features import Condition, version
-from lib.predict.held_out import ALL, CORRECTED_CARDS, GAINS, NETWORKS, NEW_CARDS, NOISE
+from lib.predict.held_out import ALL, GAINS, NETWORKS, NEW_CARDS
 from lib.predict.scores import half_interval, score_draws, score_gains
 
 _LEAST = 50  # networks of a kind outside of its largest fold, for an interval of its own
@@ -32,10 +32,10 @@ def table(predicted: pd.DataFrame) -> pd.DataFrame:
 
 def rows(part: pd.DataFrame, **values) -> pd.DataFrame:
     """Return rows ``held_out`` of networks with ``log_ms, log_predicted, half`` (of their interval), ``module, condition``."""
-    names = "device kind condition batch_size fold networks draw".split()
+    names = ["device", "kind", "condition", "batch_size", "fold"]
     low, predicted, high = (np.exp(part["log_predicted"] + sign * part["half"]) for sign in (-1, 0, 1))
     return held_out.frame(
-        **{name: part[name] for name in names if name in part}, **values, **card_model.SOURCE, group=part["module"],
+        **part[names], **values, **card_model.SOURCE, group=part["module"],
         mode=np.where(part["condition"].str.startswith("train"), "train", "infer"), predicted=predicted, low=low, high=high,
         case=part["network"] + " " + part["image_size"].astype(str), measured=np.exp(part["log_ms"]))
 
@@ -67,8 +67,8 @@ def intervals(error: pd.Series, part: pd.DataFrame) -> tuple[np.ndarray, dict[st
 def scores(device: str, what: str) -> pd.DataFrame:
     """Return scores from the rows beside a card model, or that of ``ANY``: a line per ``kind`` and ``condition``.
 
-    ``what`` is NETWORKS or NOISE of a card, NEW_CARDS or CORRECTED_CARDS of ``ANY``, or GAINS. Lines of GAINS have
-    the conditions ``before`` and ``after`` (``Condition.name_without_torch``), ``torch`` and the rest of ``score_gains``.
+    ``what`` is NETWORKS of a card, NEW_CARDS of ``ANY``, or GAINS. Lines of GAINS have the conditions ``before`` and
+    ``after`` (``Condition.name_without_torch``), ``torch`` and the rest of ``score_gains``.
     """
     return _of_rows(_scores, device, what)
 
@@ -100,13 +100,10 @@ def _scores(model: Path, what: str, _: int) -> pd.DataFrame:
         return pd.DataFrame([{"device": model.stem, "what": GAINS, "kind": ALL, "mode": before.mode, "torch": before.torch,
                               "before": before.name_without_torch, "after": after.name_without_torch,
                               **score_draws(part, ["left_out"], score_gains).iloc[0]}
-                             for before, after, part in gains(table[table["what"] != CORRECTED_CARDS])])
-    if what == NOISE:
-        return score_draws(pd.concat([table[:0], *measured_again(table[table["what"] == NETWORKS])]), _KEYS)
+                             for before, after, part in gains(table)])
     of_cards_left_out = shared and what == NETWORKS
     table = table[table["what"] == (NEW_CARDS if of_cards_left_out else what)]
-    kind = table["networks"].astype(str) + " of its networks" if what == CORRECTED_CARDS else ALL
-    view = table.assign(what=what, kind=kind, **{"device": card_model.ANY} if of_cards_left_out else {})
+    view = table.assign(what=what, kind=ALL, **{"device": card_model.ANY} if of_cards_left_out else {})
     return score_draws(view if shared or what != NETWORKS else pd.concat([view, table]), _KEYS)
 
 
@@ -119,35 +116,18 @@ def changes(conditions: Iterable[Condition]) -> Iterator[tuple[Condition, Condit
             yield before, after
 
 
-def _conditions(table: pd.DataFrame) -> Iterator[Condition]:
-    return map(Condition.from_name, sorted(table["condition"].unique()))
-
-
-def _of_same_cases(table: pd.DataFrame, before: Condition, after: Condition, *more: str) -> pd.DataFrame:
-    first, second = (table[table["condition"] == condition.name] for condition in (before, after))
-    return first.merge(second, on=["device", "group", "case", *more], suffixes=("_before", ""))
-
-
 def gains(table: pd.DataFrame) -> Iterator[tuple[Condition, Condition, pd.DataFrame]]:
     """Yield each change with the gains of networks that ran both ways: rows ``held_out``, quotients of the rows of both.
 
     A gain is per image: batches are smaller where a network would not fit.
     """
-    for before, after in changes(_conditions(table)):
-        both = _of_same_cases(table, before, after)
+    for before, after in changes(map(Condition.from_name, sorted(table["condition"].unique()))):
+        first, second = (table[table["condition"] == condition.name] for condition in (before, after))
+        both = first.merge(second, on=["device", "group", "case"], suffixes=("_before", ""))
         shrunk = (both["batch_size"] / both["batch_size_before"]).astype(float)
         quotients = {name: both[f"{name}_before"] / both[name] * shrunk for name in ("measured", "predicted")}
         if len(both):
             yield before, after, both.assign(**quotients, low=np.nan, high=np.nan)[list(table)]
-
-
-def measured_again(table: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    """Yield networks that were measured again with another torch, ``predicted`` by the first measurement: the noise floor."""
-    for first, second in combinations(_conditions(table), 2):
-        if replace(first, torch=second.torch) == second:
-            both = _of_same_cases(table, first, second, "batch_size")
-            yield both.assign(what=NOISE, kind=ALL, predicted=both["measured_before"], low=np.nan, high=np.nan,
-                              left_out=f"none: torch {first.torch} against it")[list(table)]
 
 
 def of_change(device: str, before: Condition, after: Condition) -> dict[str, Any] | None:

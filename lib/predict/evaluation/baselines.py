@@ -8,11 +8,11 @@ import pandas as pd
 
 from lib.errors import InputError, choices
 from lib.predict.analytic import roofline
-from lib.predict.learners.trees import default_trees
-from lib.predict.operators import cost_model, features, fitting, inputs, validation
+from lib.predict.operators import cost_model, features, fitting, validation
 from lib.predict.operators.regressors import LEAST_MS, nonnegative_rates
 from lib.predict.scores import score_by
 
+ROOFLINE, LINE = BASELINES = ("roofline", "linear per operator")
 Family = tuple[tuple[str, ...], str]  # families of operators, and the pass
 FAMILIES = {
     "conv2d forward": (("conv2d",), "forward"), "conv2d backward": (("conv2d",), "backward"),
@@ -25,10 +25,9 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class Baselines:
-    """What learners are given: rows, their features, the ideal time in ms under a roof, and what a line is of (n, terms)."""
+    """What learners are given: rows, the ideal time in ms under a roof, and what a line is of (n, terms)."""
 
     rows: pd.DataFrame
-    x: pd.DataFrame
     roof_ms: np.ndarray
     work: np.ndarray
 
@@ -36,11 +35,6 @@ class Baselines:
     def measured(self) -> np.ndarray:
         """Return the measured times in ms."""
         return self.rows["latency_ms"].to_numpy()
-
-    @property
-    def ideal_ms(self) -> np.ndarray:
-        """Return the ideal times in ms, at least LEAST_MS."""
-        return np.maximum(self.roof_ms, LEAST_MS)
 
 
 def _linear(data: Baselines, train: np.ndarray, test: np.ndarray) -> np.ndarray:
@@ -53,28 +47,18 @@ def _linear(data: Baselines, train: np.ndarray, test: np.ndarray) -> np.ndarray:
     return np.maximum(predicted, LEAST_MS)
 
 
-# (data, train, test) -> predicted ms of test; trees are fitted, as they come, to the log of measured over ideal time
-BASELINES = {
-    "roofline": lambda data, train, test: data.ideal_ms[test],
-    "linear per operator": _linear,
-    "boosted trees": lambda data, train, test: data.ideal_ms[test] * default_trees(
-        data.x.iloc[train], (data.measured / data.ideal_ms)[train], data.x.iloc[test])}
-OF_CPUS = ("roofline", "linear per operator")  # the baselines beside the operators of a CPU
-
-
-def predictions(data: Baselines, split: Iterable[tuple[np.ndarray, np.ndarray]],
-                learners: Iterable[str]) -> dict[str, np.ndarray]:
-    """Return predicted ms of each row by each learner, trained without the row's fold; ``split``: (train, test) numbers."""
-    predicted = {name: np.full(len(data.rows), np.nan) for name in learners}
+def predictions(data: Baselines, split: Iterable[tuple[np.ndarray, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Return ms of each held-out row by each of BASELINES, trained without the row's fold; ``split``: (train, test) numbers."""
+    predicted = {name: np.full(len(data.rows), np.nan) for name in BASELINES}
     for train, test in split:
-        for name, values in predicted.items():
-            values[test] = BASELINES[name](data, train, test)
+        predicted[ROOFLINE][test] = np.maximum(data.roof_ms[test], LEAST_MS)
+        predicted[LINE][test] = _linear(data, train, test)
     return predicted
 
 
 def compare(table: pd.DataFrame, roof: roofline.Roof,
             model: cost_model.CostModel) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Compare ``model`` with OF_CPUS on shapes that a fold left out; return their scores and the predictions of ``model``.
+    """Compare ``model`` with BASELINES on shapes that a fold left out; return their scores and the predictions of ``model``.
 
     ``model`` was just trained on ``table``, a usable sweep, and has the predictions of its folds. Scores: ``family, learner``,
     what ``score`` gives, and the interval's ``cover``. Predictions: the rows of ``table`` with ``family, predicted_ms, low_ms,
@@ -88,9 +72,9 @@ def compare(table: pd.DataFrame, roof: roofline.Roof,
             continue
         ours, case = rows.drop(columns=["low_ms", "high_ms"]).join(held_out), {"family": family, "measured": rows["latency_ms"]}
         work = rows[["flops", "bytes"]].to_numpy(float)
-        data = Baselines(rows.reset_index(drop=True), inputs.frames(rows, None)[1], roofline.seconds(work, roof) * 1e3,
+        data = Baselines(rows.reset_index(drop=True), roofline.seconds(work, roof) * 1e3,
                          np.column_stack([work, np.ones(len(rows))]))  # a line of FLOPs, bytes and a call
-        answers = predictions(data, validation.folds(validation.shapes_of(rows)), OF_CPUS)
+        answers = predictions(data, validation.folds(validation.shapes_of(rows)))
         scored += [pd.DataFrame({**case, "learner": name, "predicted": values}) for name, values in answers.items()]
         scored.append(pd.DataFrame({**case, "learner": "this model",
                                     **{end: ours[f"{end}_ms"] for end in ("predicted", "low", "high")}}))

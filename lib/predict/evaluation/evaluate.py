@@ -11,7 +11,7 @@ from lib.errors import InputError
 from lib.measure import archive
 from lib.measure.statistics import is_usable
 from lib.predict import held_out, network_training, registry, training
-from lib.predict.evaluation import baselines, gpu_kernels, gpu_networks
+from lib.predict.evaluation import baselines, gpu_kernels
 from lib.predict.networks.composition import TERMS, TIME_TERMS
 from lib.predict.networks.resident import PREDICTED
 from lib.predict.operators import cost_model, features, lines, validation
@@ -110,21 +110,16 @@ def _operators(predictions: pd.DataFrame, device: str, dtype: str) -> pd.DataFra
 
 
 def published(kind: str, dtype: str, quick: bool = False) -> None:
-    """Train and ship the models of every device of an imported kind, and that of any GPU, with their scores by operator.
-
-    Also what all GPUs then predict of some networks.
-    """
+    """Train and ship the models of every device of an imported kind, and that of any GPU, with their scores by operator."""
     tables = {device: table for device, table in training.published_tables(kind).items()
               if ((table["dtype"] == dtype) & (table["status"] == "ok")).any()}
     shared = training.any_gpu(tables, kind, dtype, quick)  # refuses too few GPUs; nothing is replaced before all are trained
     models = [training.gpu_model(device, table, kind, dtype, quick) for device, table in track(tables.items(), kind)]
     described = {device: table.drop(columns=features.UNASKED, errors="ignore") for device, table in tables.items()}
     scores = [gpu_kernels.scores(gpu_kernels.left_out(shared, described)),
-              gpu_kernels.scores(gpu_kernels.by_sibling(models, described)),
               *(gpu_kernels.scores(gpu_kernels.own(model, training.balanced(described[model.device], dtype)))
                 for model in models)]
     for model in (shared, *models):
         model.save(registry.path_of(model.device, dtype, registry.SHIPPED))
     table = pd.concat(scores, ignore_index=True).to_csv(index=False, float_format="%.5g")
     files.replace(gpu_kernels.path(dtype), table.encode())
-    files.replace(gpu_networks.path(), gpu_networks.table().to_csv(index=False).encode())

@@ -1,12 +1,11 @@
-"""How good are the models of kernels on GPUs? By operator, on unseen shapes, on the largest of them, and on a GPU left out.
+"""How good are the models of kernels on GPUs? By operator, on unseen shapes and on a GPU left out.
 
-Beside the model, on the same held-out rows: a line a family (costs of computing, moving and a call, never negative), boosted
-trees as they come, and the roofline.
+Beside the model, on the same held-out rows: a line per family (costs of computing, moving and a call, never negative) and the
+roofline.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,21 +13,19 @@ import pandas as pd
 
 from lib.config.definitions import load_devices
 from lib.predict import registry, training
-from lib.predict.evaluation.baselines import Baselines, predictions
+from lib.predict.evaluation.baselines import LINE, Baselines, predictions
 from lib.predict.operators import features_gpu, fitting, inputs, validation
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.parts import Part
 from lib.predict.scores import score_by
-from lib.predict.transfer import siblings
 
 _OPERATOR = {"linear": "GEMM", "matmul": "GEMM", "bmm": "batched GEMM", "elementwise": "element-wise",
              "activation": "element-wise", "softmax": "softmax", "layer_norm": "layer norm", "conv2d": "convolution"}
-SHAPES, MATRICES, LARGEST = "unseen shapes, {} folds", "unseen N and K, {} folds", "the largest tenth"
-DEVICE, SIBLING = "a GPU left out", "a GPU left out, by its sibling"
+SHAPES, MATRICES, DEVICE = "unseen shapes, {} folds", "unseen N and K, {} folds", "a GPU left out"
 _CASE = ["device", "split", "operator", "learner"]
 COLUMNS = [*_CASE, *"mape mape_low mape_high median p90 bias within_10 cover n".split()]
-OURS, _LARGEST = "this model", 0.9
-_BASELINES = {"linear per operator": "line", "boosted trees": "trees", "roofline": "roofline"}  # how they are called here
+OURS = "this model"
+_NAMES = {LINE: "line"}  # how baselines are called here
 
 
 def path(dtype: str) -> Path:
@@ -47,13 +44,11 @@ class Case:
     name: str
     rows: pd.DataFrame
     held_out: pd.DataFrame
-    frames: fitting.Frames
     split: list[tuple[np.ndarray, np.ndarray]]
 
 
 def own(model: CostModel, table: pd.DataFrame) -> Iterator[Case]:
-    """Yield the cases of a model that was just trained on a table of its GPU's rows: unseen shapes, and the largest."""
-    frames = partial(inputs.frames, chip=model.chip)
+    """Yield the cases of a model that was just trained on a table of its GPU's rows: unseen shapes."""
     for name, part in inputs.by_part(validation.usable(table), model.chip):
         if name not in model.parts:
             continue
@@ -61,11 +56,7 @@ def own(model: CostModel, table: pd.DataFrame) -> Iterator[Case]:
         folds = held_out["fold"].to_numpy()
         split = [(np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)) for fold in np.unique(folds)]
         folded = MATRICES if model.facts.get("source") in training.GRIDS else SHAPES
-        yield Case(model.device, folded.format(len(split)), part, held_out, frames, split)
-        large = part["flops"].to_numpy() > part.groupby("op")["flops"].transform("quantile", _LARGEST).to_numpy()
-        trained = fitting.without_intervals(part[~large], frames, form="boosted")
-        answer = _answer(trained, part[large], frames).reindex(part.index)
-        yield Case(model.device, LARGEST, part, answer, frames, [(np.flatnonzero(~large), np.flatnonzero(large))])
+        yield Case(model.device, folded.format(len(split)), part, held_out, split)
 
 
 def _answer(part: Part, rows: pd.DataFrame, frames: fitting.Frames) -> pd.DataFrame:
@@ -88,29 +79,7 @@ def left_out(model: CostModel, tables: Mapping[str, pd.DataFrame]) -> Iterator[C
         for device in part["hardware_id"].unique():
             tested = (part["hardware_id"] == device).to_numpy()
             split = [(np.flatnonzero(~tested & (part.index < len(trained))), np.flatnonzero(tested))]
-            yield Case(device, DEVICE, part, answer.where(pd.Series(tested, part.index), axis=0), frames, split)
-
-
-def by_sibling(models: Iterable[CostModel], tables: Mapping[str, pd.DataFrame]) -> Iterator[Case]:
-    """Yield the cases of each GPU by its nearest sibling's model, which it did not train.
-
-    Kernels that were throttled on one of both are not scored: they answer for no other GPU.
-    """
-    models = {model.device: model for model in models}
-    for device, model in models.items():
-        sibling = next((other for other in siblings(load_devices()[device]) if other in models), None)
-        if sibling is None:
-            continue
-        dtype = model.facts["dtype"]
-        rows = training.of_several({name: tables[name] for name in (sibling, device)}, dtype)
-        frames = training.frames_of((sibling, device), dtype)
-        for _, part in inputs.by_part(rows, model.chip):
-            tested = part["hardware_id"] == device
-            if tested.all() or not tested.any():  # kernels of one of both were throttled
-                continue
-            answer = models[sibling].on(load_devices()[device], dtype).predict(part[tested]).reindex(part.index)
-            split = [(np.flatnonzero(~tested), np.flatnonzero(tested))]
-            yield Case(device, SIBLING, part, answer[["predicted_ms"]], frames, split)
+            yield Case(device, DEVICE, part, answer.where(pd.Series(tested, part.index), axis=0), split)
 
 
 def scores(cases: Iterable[Case]) -> pd.DataFrame:
@@ -123,20 +92,20 @@ def scores(cases: Iterable[Case]) -> pd.DataFrame:
         return pd.DataFrame(columns=COLUMNS)
     rows = pd.concat(parts, ignore_index=True)
     table = score_by(rows, _CASE).reindex(columns=COLUMNS)
-    mean = table[table["split"].str.startswith(DEVICE)].groupby(_CASE[1:], sort=False).mean(numeric_only=True).reset_index()
+    mean = table[table["split"] == DEVICE].groupby(_CASE[1:], sort=False).mean(numeric_only=True).reset_index()
     return pd.concat([table, mean.assign(device="mean")[COLUMNS]], ignore_index=True)
 
 
 def _predictions(case: Case) -> pd.DataFrame:
     """Return the rows of a case that were held out: what each learner predicted of them, and the intervals of the model."""
-    (_, x), work, held_out = case.frames(case.rows), _work(case.rows), case.held_out
-    data = Baselines(case.rows, x, work[:, :2].max(axis=1), work)
+    work, held_out = _work(case.rows), case.held_out
+    data = Baselines(case.rows, work[:, :2].max(axis=1), work)
     shared = {"device": case.device, "split": case.name, "operator": case.rows["op"].map(_OPERATOR),
               "measured": case.rows["latency_ms"]}
     ends = {end: held_out.get(f"{end}_ms", np.nan) for end in ("predicted", "low", "high")}
     answers = [pd.DataFrame({**shared, "learner": OURS, **ends})]
-    answers += [pd.DataFrame({**shared, "learner": _BASELINES[name], "predicted": predicted})
-                for name, predicted in predictions(data, case.split, _BASELINES).items()]
+    answers += [pd.DataFrame({**shared, "learner": _NAMES.get(name, name), "predicted": predicted})
+                for name, predicted in predictions(data, case.split).items()]
     return pd.concat([answer[held_out["predicted_ms"].notna()] for answer in answers])
 
 

@@ -13,7 +13,6 @@ from lib.predict import registry
 from lib.predict.cards import card_model
 from lib.predict.cards.card_model import CardModel
 from lib.predict.operators.cost_model import CostModel
-from lib.predict.power import model as power_model
 
 UNUSABLE = "none"  # the part of a file that holds no model
 Row = dict[str, Any]
@@ -28,9 +27,7 @@ def summary() -> pd.DataFrame:
                 for (device, dtype), path in registry.machine_files(folder).items() if path.parent != registry.SHIPPED}
     cards = card_model.files_of_cards() | card_model.files_of_cards(card_model.folder())
     files = [*((*key, registry.load, path) for key, path in (registry.model_files() | machines).items()),
-             *((device, "fp16", CardModel.load, path) for device, path in cards.items()),  # conditions may state another dtype
-             *((*registry.key_of(path), lambda path: power_model.of_device(*registry.key_of(path)), path)
-               for path in power_model.model_files())]
+             *((device, "fp16", CardModel.load, path) for device, path in cards.items())]  # conditions may state another dtype
     rows = []
     for device, dtype, load, path in files:
         try:

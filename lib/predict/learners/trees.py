@@ -77,11 +77,3 @@ def _nodes(booster) -> pd.DataFrame:
     return pd.DataFrame({"feature": nodes["split_feature"].map(numbers).fillna(_LEAF), "is_root": nodes["node_depth"] == 1,
                          "value": np.where(leaf, nodes["value"].to_numpy(np.float16), nodes["threshold"]),
                          "right": np.where(leaf, 0, right)})
-
-
-def default_trees(x: Any, answer: np.ndarray, tested: Any) -> np.ndarray:
-    """Fit LightGBM as it comes to the logarithm of positive answers; return the answers for the tested rows."""
-    import lightgbm
-
-    fitted = lightgbm.train({"verbosity": -1, "seed": 0, "num_threads": 1}, lightgbm.Dataset(x, np.log(answer)), 100)
-    return np.exp(fitted.predict(tested))

@@ -42,7 +42,7 @@ _GEMMS = ("gemm ", "attention ")  # the parts that run as fast as GEMMs
 _ANY_CHIP = Chip(1.0, 1.0, 1.0, 1, 1.0, 4)
 _GRADIENTS = "its forward kernels"  # part and origin of backward passes of convolutions that no part answers for
 NETWORK_PARTS = ("compositions", "efficiencies", "resident")  # of whole networks
-RETRAIN = ("train it again with: python -m lib models --train cpu, neusight, aiconfigurator or power; a calibrated one with: "
+RETRAIN = ("train it again with: python -m lib models --train cpu, neusight or aiconfigurator; a calibrated one with: "
            "python -m lib calibrate")
 
 PartAnswer = list[np.ndarray]  # ms, half intervals in log time, out of range, origins; n each

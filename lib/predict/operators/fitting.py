@@ -52,7 +52,7 @@ def fit(table: pd.DataFrame, facts: Mapping[str, Any] | None = None, chip: Chip 
 
 
 def fit_part(rows: pd.DataFrame, frames: Frames, groups: pd.Series, form: Form, quick: bool = False) -> Part:
-    """Train one part on its rows and validate it on groups of them that a fold left out, see ``without_intervals``.
+    """Train one part on its rows and validate it on groups of them that a fold left out, see ``_without_intervals``.
 
     ``groups``, aligned with the rows, says which rows no fold may split. Folds do not see UNASKED columns.
     """
@@ -60,18 +60,18 @@ def fit_part(rows: pd.DataFrame, frames: Frames, groups: pd.Series, form: Form, 
     (terms, x), codes = frames(asked), inputs.codes(features.columns(rows))
     predicted, fold, outside = np.full(len(rows), np.nan), np.zeros(len(rows), int), np.zeros(len(rows), bool)
     for number, (train, test) in enumerate(folds(groups, _QUICK_FOLDS if quick else FOLDS)):
-        part = without_intervals(asked.iloc[train], frames, quick, form)
+        part = _without_intervals(asked.iloc[train], frames, quick, form)
         predicted[test], _, out = part.predict(terms.iloc[test], x.iloc[test])
         outside[test], fold[test] = out | ~np.isin(codes[test], part.codes), number
     counts = groups.groupby(rows["op"]).nunique()
     large = counts.index[counts >= _LEAST_OF_FAMILY] if FAMILY in x and len(counts) > 1 else []
-    part = validated(without_intervals(rows, frames, quick, form), rows, rows["latency_ms"].to_numpy(), predicted, fold,
-                     rows["op"].where(rows["op"].isin(large), "").to_numpy(str))
+    part = _validated(_without_intervals(rows, frames, quick, form), rows, predicted, fold,
+                      rows["op"].where(rows["op"].isin(large), "").to_numpy(str))
     part.held_out["out_of_range"] = outside
     return part
 
 
-def without_intervals(rows: pd.DataFrame, frames: Frames, quick: bool = False, form: Form = "student") -> Part:
+def _without_intervals(rows: pd.DataFrame, frames: Frames, quick: bool = False, form: Form = "student") -> Part:
     """Train one part on its rows without intervals or scores.
 
     ``form``: one small network (student), trees (boosted), or rates alone, which carry over to other devices.
@@ -88,14 +88,14 @@ def without_intervals(rows: pd.DataFrame, frames: Frames, quick: bool = False, f
     return Part.trained(regressor, rows, x)
 
 
-def validated(part: Part, rows: pd.DataFrame, measured: np.ndarray, predicted: np.ndarray, fold: np.ndarray,
-              ops: np.ndarray | str = "") -> Part:
+def _validated(part: Part, rows: pd.DataFrame, predicted: np.ndarray, fold: np.ndarray, ops: np.ndarray) -> Part:
     """Give a part intervals, scores and ``held_out`` by what was predicted of each row by the fold that left it out.
 
     ``ops`` are the families of rows that have intervals of their own, empty where that is of all rows. In ``held_out`` a row's
     interval is by the errors of the other folds.
     """
-    error, ops, widths = np.log(measured / predicted), np.broadcast_to(ops, len(rows)), np.zeros(len(rows))
+    measured, widths = rows["latency_ms"].to_numpy(), np.zeros(len(rows))
+    error = np.log(measured / predicted)
     of_all, part.families = _intervals(error, predicted, ops)
     part.edges_ms, part.halves, part.scores = of_all.edges_ms, of_all.halves, score(measured, predicted)
     for number in np.unique(fold):

@@ -130,8 +130,8 @@ class Boosted(_Learned):
 
     @classmethod
     def fit(cls, terms: pd.DataFrame, x: pd.DataFrame, measured_ms: np.ndarray, weight: np.ndarray, rounds: int = _FULL[0],
-            bags: int = 1, **options: Any) -> "Boosted":
-        """Train on terms, features and times (or watts); ``options`` of LightGBM go before those of TREES."""
+            bags: int = 1) -> "Boosted":
+        """Train on terms, features and times."""
         import lightgbm
 
         x = x.loc[:, (x != x.iloc[0]).any()]
@@ -140,7 +140,7 @@ class Boosted(_Learned):
         answer = np.log(measured_ms / total)
         wide = np.concatenate([x.to_numpy(float), share], axis=1).astype(np.float32)
         data = lightgbm.Dataset(wide, answer, weight=weight, free_raw_data=False)
-        options = {**TREES, **(_OF_MANY if len(x) >= _MANY else {}), **options}
+        options = {**TREES, **(_OF_MANY if len(x) >= _MANY else {})}
         boosters = [lightgbm.train({**options, "seed": seed}, data, rounds) for seed in range(bags)]
         return cls(list(terms), costs, list(x), known_values(x), tuple(np.quantile(answer, _QUANTILES).tolist()),
                    Trees.from_boosters(boosters))

@@ -1,5 +1,4 @@
-"""Power of GPU kernels while they repeat: physical rates of utilisation, then boosted trees.
+"""Power of GPUs: ``limits`` predicts the share of its power that a network draws and what a lowered limit changes.
 
-``model`` what the power of GEMMs depends on, the model and its file; ``training`` its training and scores; ``energy`` the
-joules of a network's GEMMs; ``limits`` time and energy of networks under a lowered power limit.
+``energy`` turns that share into joules per sample.
 """

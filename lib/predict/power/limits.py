@@ -61,11 +61,20 @@ class PowerLimits(Saved):
         time = slowdown(self.clock, static, limit, drawn)
         return {"energy": time * power(self.power, static, limit, drawn), "time": time}
 
+    def share_drawn(self, device: str, busy: float, memory: float) -> tuple[float, float]:
+        """Predict the static share of a device's power and the share that work draws, see ``draw``."""
+        static = self.static * ENERGY_PER_BIT[load_devices()[device].memory]
+        return static, draw(self.drawn, static, busy, memory)
+
+    def watts(self, device: str, busy: float, memory: float) -> float:
+        """Predict the watts that work draws at the board's default limit, see ``draw``."""
+        return float(self.share_drawn(device, busy, memory)[1] * load_devices()[device].power_w)
+
     def ratios(self, device: str, limit_w: float, busy: float, memory: float) -> dict[str, float]:
         """Return what a limit that a device takes changes for work (COLUMNS), see ``draw``."""
-        card = load_devices()[device]
-        static, limit = self.static * ENERGY_PER_BIT[card.memory], limit_w / card.power_w
-        factors = self.factors(static, limit, draw(self.drawn, static, busy, memory))
+        limit = limit_w / load_devices()[device].power_w
+        static, drawn = self.share_drawn(device, busy, memory)
+        factors = self.factors(static, limit, drawn)
         wide = width(factors["time"]) * (1 + (limit < self.least))
         return {"power_limit_w": limit_w} | {f"{name}_ratio{end}": float(factor * np.exp(sign * self.halves[name] * wide))
                                              for name, factor in factors.items() for end, sign in _ENDS.items()}

@@ -15,9 +15,9 @@ SOURCES = {  # kind: licence and source, then the reader of each table
     "pytorch-scheduler": ("MIT, hileamlakB/Pytorch-scheduler",
                           {"sweep": kernels.pytorch_scheduler}),
     "aiconfigurator": ("Apache-2.0, ai-dynamo/aiconfigurator",
-                       {"sweep": aiconfigurator.gemms, "power": aiconfigurator.gemm_power}),
+                       {"sweep": aiconfigurator.gemms}),
     "timm": ("Apache-2.0, huggingface/pytorch-image-models", {"whole_networks": timm.by_device})}
-_FOLDERS = {"sweep": "sweeps", "power": "power", "whole_networks": "whole_networks"}
+_FOLDERS = {"sweep": "sweeps", "whole_networks": "whole_networks"}
 
 
 def import_tables(kind: str, path: Path) -> dict[Path, int]:

@@ -1,9 +1,9 @@
 """How wrong predictions were on what no model had seen: scores by device, kind of network or operator, mode and condition.
 
-Scores are computed from rows ``held_out`` where these are committed. Kernels of GPUs and power have those of their model files.
+Scores are computed from rows ``held_out`` where these are committed. Kernels of GPUs have those of their model files.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,11 @@ from lib.predict.cards.card_model import CardModel
 from lib.predict.cards.features import Condition
 from lib.predict.held_out import (
     ALL,
-    CORRECTED_CARDS,
     GAINS,
     LIMITS,
     NETWORKS,
     NEW_CARDS,
     NEW_CPUS,
-    NOISE,
     OPERATORS,
     PROJECT,
     RESIDENT,
@@ -43,7 +41,6 @@ from lib.predict.networks import resident, step
 from lib.predict.networks import runtimes as cpu_runtimes
 from lib.predict.operators.cost_model import ANY_GPU, CostModel
 from lib.predict.power import limits
-from lib.predict.power import model as power_model
 from lib.predict.scores import OUTSIDE, score_draws, score_gains
 
 KEYS = "device what kind mode condition left_out source".split()
@@ -52,7 +49,7 @@ SCORES = {"mape": "mape_pct", "median": "median_pct", "bias": "bias_pct", "cover
           "family_cover": "family_coverage_pct", "family_short": "families_short_pct", "family_n": "families",
           "baseline": "baseline_pct", "sign": "sign_pct", "constant_sign": "always_pct"}  # of the scorer, and their columns
 COLUMNS = [*KEYS[:5], *SCORES.values(), *KEYS[5:]]
-FINAL, POWER = "networks, final set", "power"
+FINAL = "networks, final set"
 EVERY_NETWORK, EVERY_OPERATOR = "networks, unusable rows too", "operators, unusable rows too"
 SWEPT, EVERY_SWEPT = "networks, also of swept operators", "networks, also of swept operators, unusable rows too"
 VIEWS = (EVERY_NETWORK, EVERY_OPERATOR, SWEPT, EVERY_SWEPT)  # of the same rows
@@ -88,8 +85,7 @@ QUESTIONS = {  # that people ask: the rows of ``table`` that tell how right the 
     **{f"the memory that a process comes to occupy, {kind}": f"what == '{RESIDENT}' and kind == '{kind}'"
        for kind in (FIRST, LATER)},
     **{f"how a power limit changes the {name} on a card that nobody measured":
-       f"what == '{what}' and left_out == 'cards'" for name, what in LIMITS.items()},
-    "the power of a GEMM on a measured GPU": f"what == '{POWER}'"}
+       f"what == '{what}' and left_out == 'cards'" for name, what in LIMITS.items()}}
 _GRADED = {"median_pct": "typical error %", "mape_pct": "mean error %", "coverage_pct": "inside the 90 % range, %",
            "family_coverage_pct": "by family, %", "baseline_pct": "simple rule, mean error %"}
 ERROR_GRADES = {"A": 6.0, "B": 12.0, "C": 25.0, "D": np.inf}  # mean error at most, %
@@ -97,7 +93,7 @@ Row = dict[str, Any]  # KEYS and scores, by their names in SCORES
 
 
 def table(reference: str = "") -> pd.DataFrame:
-    """Return COLUMNS of all that ships: cards of whole networks, reference machines, models of operators, power, steps.
+    """Return COLUMNS of all that ships: cards of whole networks, reference machines, models of operators, power limits, steps.
 
     ``reference`` names one more machine, an imported one.
     """
@@ -105,9 +101,9 @@ def table(reference: str = "") -> pd.DataFrame:
               if not device.startswith(transfer_cpu.CPU)]  # a CPU's operators are those of its machine
     machines = archive.machines() | ({reference: archive.machine_folder(reference)} if reference else {})
     cards = {device: CardModel.load(path) for device, path in card_model.files_of_cards().items()}
-    rows = chain(*map(scores_of_card, cards.values()), _of_cards(cards, NEW_CARDS, CORRECTED_CARDS, NOISE),
+    rows = chain(*map(scores_of_card, cards.values()), _of_cards(cards, NEW_CARDS),
                  of_final_set(), *(of_machine(*machine) for machine in machines.items()), *map(of_operators, models),
-                 _of_power(), _scored(load(limits.PATH)), _of_steps(), _of_cards(cards, GAINS),
+                 _scored(load(limits.PATH)), _of_steps(), _of_cards(cards, GAINS),
                  ({**line, "baseline": line["constant_mape"]} for line in _of_cpus(cpu_gains.FOLDER, scorer=score_gains)),
                  _of_cpus(cpu_runtimes.FOLDER))
     scores = pd.DataFrame(list(rows)).reindex(columns=[*KEYS, *SCORES])
@@ -140,9 +136,9 @@ def scores_of_card(card: CardModel, only: Condition | None = None) -> Iterator[R
                    "condition": condition_of_card(scored), "left_out": unseen}
 
 
-def _of_cards(cards: Mapping[str, CardModel], *wanted: str) -> Iterator[Row]:
-    """Yield further scores of cards: of cards left out, families, gains, and labels that were measured again."""
-    for line in (line for device in cards for what in wanted for line in card_errors.scores(device, what).to_dict("records")):
+def _of_cards(cards: Iterable[str], what: str) -> Iterator[Row]:
+    """Yield further scores of cards: of cards left out (NEW_CARDS), or of GAINS."""
+    for line in (line for device in cards for line in card_errors.scores(device, what).to_dict("records")):
         condition = condition_of_card(line["condition"]) if line["what"] != GAINS else \
             f"{' to '.join(line[end].replace('-', ', ') for end in ('before', 'after'))}; torch {line['torch']}"
         yield {**line, "condition": condition, "source": "timm", "baseline": line.get("constant_mape")}
@@ -259,13 +255,6 @@ def of_part(model: CostModel, name: str) -> Row:
     condition = f"{facts['dtype']}, {facts['latency_type'].replace('_', ' ')}, {facts.get('cache', 'warm')}"
     return {**part.scores, "device": trained_on.removeprefix(transfer_cpu.CPU), "what": OPERATORS, "kind": group,
             "mode": passes, "condition": condition, "left_out": left_out, "source": facts.get("source", "")}
-
-
-def _of_power() -> Iterator[Row]:
-    for path in power_model.model_files():
-        model = power_model.of_device(*registry.key_of(path))
-        yield {**model.part.scores, "device": model.device, "what": POWER, "kind": "gemm", "mode": "infer",
-               "condition": model.facts["dtype"], "left_out": "(N, K)", "source": model.facts.get("source", "")}
 
 
 def _of_cpus(folder: Path, **how: Any) -> Iterator[Row]:
