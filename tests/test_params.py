@@ -9,7 +9,6 @@ from papermill.translators import PythonTranslator
 
 from lib import paths
 from lib.config import base, definitions, notebooks
-from lib.schedule.run import jobs
 from tests import refused
 from tests.test_doors import LOADERS
 
@@ -142,8 +141,3 @@ def test_yaml_is_version_1_2(tmp_path):
     file = tmp_path / "a.yaml"
     file.write_text("a: no\nb: 1e-3\nc: 12:30\nd: 010\n")
     assert base.load_yaml(file) == {"a": "no", "b": 1e-3, "c": "12:30", "d": 10}
-
-
-def test_the_jobs_of_a_notebook_are_a_file(home):
-    with refused("nowhere.csv is missing"):
-        jobs.run_trial("nowhere.csv", ["W1"], 2, 1.0)

@@ -129,6 +129,6 @@ def test_training_learns_synthetic_volumes(home):
     opened = datasets.open_splits(of.workload, "synthetic", "native")
     training.seed_everything(0)
     trainer = Trainer(of, Options(CPU))
-    loader = torch.utils.data.DataLoader(datasets.bounded(opened.splits["train"], 30, 4, 0), 4, shuffle=True)
+    loader = torch.utils.data.DataLoader(datasets.bounded(opened.splits["train"], 15, 4, 0), 4, shuffle=True)
     losses = [trainer.train(loader) for _ in range(4)]
     assert losses[-1] < 0.7 * losses[0]
