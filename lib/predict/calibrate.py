@@ -101,7 +101,7 @@ def _calibrated(bases: list[CostModel], dtype: str, budget_s: float, path: Path)
                          f"and {paths.NETWORKS / name}_*")
     model.device, _ = registry.key_of(path)
     model.facts = {**base.facts, **machine.ids(), CALIBRATED: base.device, "calibrated_utc": store.utc_now(),
-                   "points": len(training), "held_out": scores[1], "sweeps": [], "devices": ["cpu"],
+                   "points": len(training), "sweeps": [], "devices": ["cpu"],
                    "processor_speed": asdict(speed), "networks": networks.after if networks and networks.count else {}}
     return Calibrated(model.save(path), model, len(training), *scores, networks)
 

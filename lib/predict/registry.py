@@ -73,26 +73,16 @@ def trained_folder(folder: Path, device: str) -> Path:
 
 
 def machine_files(folder: Path) -> dict[tuple[str, str], Path]:
-    """Return the model files of a reference machine by (cpu or a GPU's id, element type).
-
-    Where a model was calibrated there and another was trained here, the file with the smaller held-out error counts.
-    """
-    committed = model_files(shipped=True) if folder.parent == paths.REFERENCE else {}
-    shipped = [path for (name, _), path in committed.items() if name == cpu_name(folder.name, name.rpartition("-")[2])]
-    candidates = {}
-    for path in (*folder.glob(f"models/*{_SUFFIX}"), *folder.glob(f"trained/*{_SUFFIX}"), *shipped):
+    """Return the files of models trained on a machine's measurements, by (cpu or a GPU's id, element type)."""
+    trained = sorted(folder.glob(f"trained/*{_SUFFIX}"))
+    if folder.parent == paths.REFERENCE:
+        trained += [path for (name, _), path in model_files(shipped=True).items()
+                    if name == cpu_name(folder.name, name.rpartition("-")[2])]
+    result = {}
+    for path in trained:
         device, dtype = key_of(path)
-        candidates.setdefault(("cpu" if device.startswith(_CPU) else device, dtype), []).append(path)
-    return {key: files[0] if len(files) == 1 else min(files, key=_held_out_error) for key, files in candidates.items()}
-
-
-def _held_out_error(path: Path) -> tuple[bool, float]:
-    """Return whether a file is damaged, and the MAPE of its model on held-out points in %; inf if unknown."""
-    try:
-        held_out = load(path).facts.get("held_out")
-    except InputError:
-        return True, math.inf
-    return False, float(held_out.get("mape", math.inf)) if isinstance(held_out, dict) else math.inf
+        result["cpu" if device.startswith(_CPU) else device, dtype] = path
+    return result
 
 
 def key_of(path: Path) -> tuple[str, str]:

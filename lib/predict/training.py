@@ -172,17 +172,14 @@ def own_model(folder: Path, target: Target = CPU, quick: bool = False) -> CostMo
         device, chip = registry.cpu_name(folder.name, facts["hardware_id"]), None
     model = fitting.fit(table, facts, chip, quick)
     model.device = device
-    rows, errors = np.array([(part.rows, part.scores["mape"]) for part in model.parts.values()]).T
-    model.facts["held_out"] = {"mape": float(errors @ rows / rows.sum()), "n": int(rows.sum())}
-    return model if target.name else _completed(model, folder, target)
+    return model if target.name else _completed(model, target)
 
 
-def _completed(model: CostModel, folder: Path, target: Target) -> CostModel:
-    """Give a CPU's model what its sweeps were too few for: from the one calibrated there, else from the shipped one, scaled."""
-    calibrated = registry.path_of(model.device, target.dtype, folder / "models")
-    bases = [calibrated] if calibrated.is_file() else registry.cpu_files(target.dtype, shipped=True)
+def _completed(model: CostModel, target: Target) -> CostModel:
+    """Give a CPU's model what its sweeps were too few for: from the shipped one, scaled."""
+    bases = registry.cpu_files(target.dtype, shipped=True)
     base = registry.load(bases[0]) if bases else model
-    if base.device == model.device and not calibrated.is_file():
+    if base.device == model.device:
         return model  # the shipped one itself is trained anew
     if not base.is_of(model.facts["hardware_id"], model.facts["threads"]):
         base = transfer_cpu.scaled(base, Host.of(model.facts))

@@ -117,11 +117,10 @@ def _copies(table: pd.DataFrame) -> pd.Series:
 def predicted(*folders: Path, alone: bool = False) -> pd.DataFrame:
     """Return rows ``held_out`` of all labels below folders that can be predicted; ``attrs["left_out"]`` counts the others.
 
-    Each label has three rows: range learned from other devices, range learned from other sources, and the answer that
-    ``advise`` gives (``left_out`` is ``nothing``: rates and ranges learned from all labels). The labels are those of the
-    folders and, unless ``alone``, of the scoreboard that ships. In the first two rows, labelled rates were learned without the
-    label's device and family. They are the rates that ship or, with ``alone``, those learned from the folders
-    (``attrs["boards"]``).
+    Each label has two rows: with a range learned from other devices, and the answer that ``advise`` gives (``left_out`` is
+    ``nothing``: rates and ranges learned from all labels). The labels are those of the folders and, unless ``alone``, of the
+    scoreboard that ships. In the first row, labelled rates were learned without the label's device and family. They are the
+    rates that ship or, with ``alone``, those learned from the folders (``attrs["boards"]``).
     """
     table = read(*folders)
     good = table[table["error"] == ""].astype({"gpus": float, "measured_ms": float}).astype({"gpus": int, "model": str})
@@ -142,8 +141,7 @@ def predicted(*folders: Path, alone: bool = False) -> pd.DataFrame:
         more = pd.DataFrame() if alone else scoreboard.without(scoreboard.shipped())
         shipping = replace(learned, spreads=boards.learn(log_errors(held)).spreads) if alone else learned
         answers, *_ = _answered(table, kernels, answers, replace(learned, left_out={}))
-        result = pd.concat([*(_conformed(held, more, is_wide, unit) for unit in scoreboard.LEFT_OUT),
-                            _as_shipped(answers, is_wide, shipping)], ignore_index=True)
+        result = pd.concat([_conformed(held, more, is_wide), _as_shipped(answers, is_wide, shipping)], ignore_index=True)
     left_out = Counter(", ".join([row.source, *[row.device] * (isinstance(row.device, str) and row.device != "")])
                        + f": {row.error}" for row in failed.itertuples())
     result.attrs |= {"left_out": dict(left_out.most_common()), "boards": learned,
@@ -171,17 +169,16 @@ def log_errors(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"kind": kinds, "board": rows["source"] + ", " + rows["device"], "family": rows["group"],
                          "is_known": rows["device"].map(cache(registry.is_of_measured_architecture)).astype(bool),
                          "device": rows["device"],
-                         "source": rows["source"].str.partition(",")[0],
                          "mostly_launches": rows["kind"].str.endswith((SMALL, LAUNCHES)),
                          "error": np.log(rows["measured"] / rows["predicted"])}, index=rows.index)
 
 
-def _conformed(rows: pd.DataFrame, more: pd.DataFrame, widened: pd.Series, unit: str) -> pd.DataFrame:
-    """Return rows whose ranges, where ``widened``, are learned from other devices or sources (``unit``)."""
-    errors, conformed = log_errors(rows), rows.assign(left_out="all of " + rows["source"] + f"; of the range, the {unit}")
+def _conformed(rows: pd.DataFrame, more: pd.DataFrame, widened: pd.Series) -> pd.DataFrame:
+    """Return rows whose ranges, where ``widened``, are learned from other devices."""
+    errors, conformed = log_errors(rows), rows.assign(left_out="all of " + rows["source"] + "; of the range, the device")
     every = pd.concat([errors, log_errors(more)] if len(more) else [errors])
-    for (name, kind, is_known), same in errors[widened].groupby([unit, "kind", "is_known"]):
-        part, spreads = rows.loc[same.index], boards.learn(every[every[unit] != name])
+    for (device, kind, is_known), same in errors[widened].groupby(["device", "kind", "is_known"]):
+        part, spreads = rows.loc[same.index], boards.learn(every[every["device"] != device])
         low, high = spreads.widened(part["predicted"], part["low"], part["high"], kind, is_known)
         conformed.loc[same.index, "low"], conformed.loc[same.index, "high"] = low, high
     return conformed

@@ -17,12 +17,10 @@ KERNELS, NETWORKS = "kernels, measured by others", "networks, measured by others
 SMALL_MS = 0.2  # mean of a kernel's measured and predicted time below which it is mostly its launch
 SMALL = f", under {SMALL_MS} ms"  # end of the kind of such kernels
 LAUNCHES = "bound by launches"  # kind of networks whose time is that of their host
-LEFT_OUT = ("device", "source")  # of labels that a range rests on
 NOTHING = "nothing"  # left out: the answers that advise gives
 KEYS = "source device what kind mode condition".split()
 NUMBERS = {"n": "n", "mape": "mape_pct", "median": "median_pct", "bias": "bias_pct", "cover": "inside_pct",
            "range_width": "range_width", "shipped_mape": "shipped_mape_pct", "shipped_cover": "shipped_inside_pct",
-           "source_cover": "source_inside_pct", "source_range_width": "source_range_width",
            "family_n": "families", "family_mape": "family_mape_pct",
            "family_cover": "family_inside_pct"}
 
@@ -30,25 +28,21 @@ NUMBERS = {"n": "n", "mape": "mape_pct", "median": "median_pct", "bias": "bias_p
 def scoreboard(rows: pd.DataFrame, keys: Sequence[str] = KEYS) -> pd.DataFrame:
     """Return a line for rows ``held_out`` that are alike in ``keys``: errors in %, the share inside the ranges, their width.
 
-    ``range_width``: the median of high over low; ``source_...``: of ranges that rest on labels of other sources;
-    ``shipped_...``: of the answers that ``advise`` gives, which some of these labels taught. Families have one vote each in
-    ``family_...``: networks of one architecture, kernels of one layer.
+    ``range_width``: the median of high over low; ``shipped_...``: of the answers that ``advise`` gives, which some of these
+    labels taught. Families have one vote each in ``family_...``: networks of one architecture, kernels of one layer.
     """
-    keys, tables = list(keys), []
-    for unit in (*LEFT_OUT, NOTHING):
-        part = without(rows, unit)
-        width = (part["high"] / part["low"]).groupby([part[key] for key in keys], sort=False).median().rename("range_width")
-        tables.append(score_draws(part, keys).merge(width.reset_index(), on=keys))
-    device, source, answered = tables
-    source = source[[*keys, "cover", "range_width"]].rename(columns=lambda name: name if name in keys else f"source_{name}")
-    answered = answered[[*keys, "mape", "cover"]].rename(columns=lambda name: name if name in keys else f"shipped_{name}")
-    both = device.merge(answered, how="left", on=keys).merge(source, how="left", on=keys)
+    keys = list(keys)
+    part, answered = without(rows), rows[rows["left_out"] == NOTHING]
+    width = (part["high"] / part["low"]).groupby([part[key] for key in keys], sort=False).median().rename("range_width")
+    answered = score_draws(answered, keys)[[*keys, "mape", "cover"]].rename(
+        columns={"mape": "shipped_mape", "cover": "shipped_cover"})
+    both = score_draws(part, keys).merge(width.reset_index(), on=keys).merge(answered, how="left", on=keys)
     return both[[*keys, *NUMBERS]].rename(columns=NUMBERS)
 
 
-def without(rows: pd.DataFrame, unit: str = LEFT_OUT[0]) -> pd.DataFrame:
-    """Return the rows whose range rests on no label of their ``unit``."""
-    return rows[rows["left_out"].str.endswith(unit)]
+def without(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows whose range rests on no label of their device."""
+    return rows[rows["left_out"] != NOTHING]
 
 
 def condition_of(config: RunConfig) -> str:
@@ -72,7 +66,7 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def shipped() -> pd.DataFrame:
-    """Return the predictions that ship, rows ``held_out``, twice (``without``); none where none ship."""
+    """Return the predictions that ship, two rows ``held_out`` a label (see ``without``); none where none ship."""
     return held_out.load(boards.PATH)
 
 
