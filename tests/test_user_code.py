@@ -10,7 +10,7 @@ import pytest
 from lib.cli.main import main
 from lib.measure.networks import end_to_end
 from lib.predict.advice import advise
-from lib.predict.analytic import complexity, cross_check
+from lib.predict.analytic import complexity
 from lib.predict.networks import work
 from lib.work import models, networks, user_code
 from lib.work.graph import capture
@@ -159,7 +159,7 @@ def test_a_network_too_large_for_memory_is_counted_and_not_run(zoo):
         networks.network("zoo:Huge").build()
 
 
-@pytest.mark.parametrize("call", [lambda name: complexity.analyse(name, 1, "3x8x8"), cross_check.compare,
+@pytest.mark.parametrize("call", [lambda name: complexity.analyse(name, 1, "3x8x8"),
                                   lambda name: advise.advise(RunConfig(name, 1, "3x8x8"), ["cpu"])])
 def test_every_question_about_a_network_takes_the_same_door(call, zoo):
     with refused(r"model 'zoo:Exits' does not run .* it ends the program"):

@@ -1,1 +1,1 @@
-"""Predictions from shapes and ceilings alone: complexity, cross-checks, roofline, hardware counters."""
+"""Predictions from shapes and ceilings alone: complexity, roofline, hardware counters."""
