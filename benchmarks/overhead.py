@@ -39,7 +39,8 @@ def main() -> None:
 def _extra(task: workloads.Task, device: torch.device, observer) -> tuple[float, float, float]:
     """Return what the profiler adds to a batch in microseconds, with its interval, from a network that costs little."""
     trainer = Trainer(task, Options(device))
-    trainer.model = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 9)).to(device)
+    small = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 9)).to(device)
+    trainer.model = trainer.network = small
     trainer.optimizer = torch.optim.Adam(trainer.model.parameters())
     data = [(torch.randn(64, *task.shape), torch.randint(0, 9, (64, 1))) for _ in range(20)]
 
