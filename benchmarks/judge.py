@@ -52,9 +52,9 @@ def soft_roofline_ms(graph: Graph, chip: Chip) -> float:
     return total
 
 
-def judged() -> pd.DataFrame:
-    """Return the labels with ``predicted_ms, low_ms, high_ms, rule_ms`` of each."""
-    modules = dict(list(kernelbench.modules(FOLDER).items())[:MOST])
+def judged(most: int) -> pd.DataFrame:
+    """Return the labels of at most so many modules with ``predicted_ms, low_ms, high_ms, rule_ms`` of each."""
+    modules = dict(list(kernelbench.modules(FOLDER).items())[:most])
     labels = kernelbench.labels(FOLDER).query("mode == 'eager'")
     labels = labels[labels["module"].isin(modules)]
     captured = {name: CapturedGraph(module.graph) for name, module in track(modules.items(), "modules")}
@@ -89,6 +89,6 @@ def scored(table: pd.DataFrame) -> pd.DataFrame:
 def main() -> None:
     """Print the scores."""
     if FOLDER.is_dir():
-        print(scored(judged()).round(2).to_string())
+        print(scored(judged(MOST)).round(2).to_string())
     else:
         print(f"   skipped: there is no {FOLDER}")

@@ -310,3 +310,25 @@ def test_a_postgresql_has_one_leader_and_one_that_was_away_goes_on(postgres, mon
         attempts = served.queue.attempts()
     assert attempts["status"].tolist() == ["done"] * 3
     assert os.linesep.join(capfd.readouterr().err.splitlines()).count("the queue waits for its database") >= 1
+
+
+class Silent(InlineWorkers):
+    """Workers whose tasks do not end."""
+
+    def start(self, *_):
+        pass
+
+    def poll(self, timeout_s):
+        time.sleep(timeout_s)
+        return []
+
+
+def test_a_job_is_tried_three_times_over_all_calls(tmp_path):
+    """One on two slots that hangs, tried before by a leader that was killed in the second attempt."""
+    with closing(Queue(open_engine(tmp_path / "queue.sqlite"))) as queue:
+        queue.submit([job("both", "hang", devices=2)])
+        queue.end(1, queue.start(1, "cpu[0] + cpu[1]", 0.0), 0.1, "retried", "it hung")
+        queue.start(1, "cpu[0] + cpu[1]", 0.2)
+    attempts, ends, _ = run([job("both", "hang", devices=2)], tmp_path, workers=Silent(two_slots()), limit=TimeLimit(1.0, 0.1))
+    assert attempts["status"].tolist()[::2] == ["retried", "lost", "retried", "failed"] and len(attempts) == 8
+    assert ends["reason"].tolist() == ["not done after its time limit of 0.1 s (attempt 3 of 3)"]

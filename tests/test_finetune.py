@@ -11,7 +11,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from unittest.mock import Mock, patch
+from unittest.mock import Mock, PropertyMock, patch
 
 import numpy as np
 import psutil
@@ -521,3 +521,25 @@ def test_the_processes_of_torchrun_end_with_the_one_that_started_it():
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     assert psutil.wait_procs(children, timeout=60)[1] == []
+
+
+def test_weights_that_are_no_number_after_the_last_step_end_no_run_well(home, tmp_path, monkeypatch):
+    class Broken(torch.optim.SGD):
+        def step(self, closure=None):
+            self.param_groups[0]["params"][0].data.fill_(math.nan)
+
+    monkeypatch.setattr(optimization, "optimizer", lambda config, model: Broken(model.parameters(), lr=1.0))
+    with refused("val_acc@1 is no number after any epoch"):
+        trained(tmp_path, batch_size=64, max_datapoints_per_class=4)
+    assert not (tmp_path / "summary.json").exists()
+
+
+def test_the_energy_of_an_epoch_is_that_of_all_processes(home, tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "open_meter", lambda device: SimpleNamespace(  # fine enough for an epoch of any machine
+        name="ten watts", reason="", period_s=0.002, power_w=lambda: 10.0, counter_j=lambda: time.perf_counter() * 10))
+    sums = distributed.gathered_sums
+    for processes, first_here, times in ((1, True, 1), (2, True, 2), (2, False, 0)):  # one process of a machine meters it
+        monkeypatch.setattr(distributed, "gathered_sums", lambda values, n=processes: [n * value for value in sums(values)])
+        with patch("accelerate.Accelerator.is_local_main_process", PropertyMock(return_value=first_here)):
+            record, = trained(tmp_path / f"{processes}{first_here}", profile=False)["history"]
+        assert record["energy_j"] == pytest.approx(times * 10 * record["train_s"], rel=0.2)

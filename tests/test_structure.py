@@ -94,6 +94,36 @@ def test_what_tests_do_not_run_uses_what_there_is():
     assert {name: missing for name, text in texts.items() if (missing := missing_names(ast.parse(text)))} == {}
 
 
+# Where one format or another is parsed. Files come in through the first group, whose readers check them; the second reads what
+# this project's own processes hand one another, and cells of tables that were checked when they were read.
+DOORS = {"lib.csv_files": "pd.read_csv pd.read_excel", "lib.config.base": "YAML",
+         "lib.config.notebooks": "json.loads ast.literal_eval",
+         "lib.store": "json.loads pd.read_parquet pq.read_schema",
+         "lib.work.weights": "torch.load",
+         "lib.predict.model_file": "json.loads"}
+OWN = dict.fromkeys(("lib.schedule.run.processes",
+                     "lib.measure.networks.heap_replay", "lib.measure.networks.end_to_end", "lib.measure.networks.visits_file",
+                     "lib.measure.operators.device_sweep", "lib.measure.operators.aggregate", "lib.measure.machine",
+                     "lib.predict.published.kernelbench"),
+                    "json.loads") | {
+    "lib.tensorrt.tune": "YAML yaml.load"}  # a round trip that keeps the comments
+PARSERS = re.compile(r"(pd|pandas)\.read_\w+|(pq|pa|pyarrow)\.(ParquetFile|read_\w+|ipc.*)|(json|pickle|marshal|yaml|joblib|np|"
+                     r"numpy|torch|tomllib)\.loads?|np\.(genfromtxt|loadtxt|fromfile)|YAML|ast\.literal_eval|eval|exec")
+
+
+def parsers(tree):
+    """Return the parsers of files that a module uses, as it writes them."""
+    dotted = (ast.unparse(node.func if isinstance(node, ast.Call) else node) for node in ast.walk(tree)
+              if (isinstance(node, ast.Call) and isinstance(node.func, ast.Name))
+              or (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name | ast.Attribute)))
+    return {name for name in dotted if PARSERS.fullmatch(name)}
+
+
+def test_files_come_in_through_the_doors(modules):
+    assert [(name, used) for name, tree in modules.items()
+            if not (used := parsers(tree)) <= {*DOORS.get(name, "").split(), *OWN.get(name, "").split()}] == []
+
+
 def test_the_map_names_every_package_and_nothing_else(modules):
     packages = {name.partition(".")[2].replace(".", "/") for name, path in FILES.items() if path.name == "__init__.py"}
     packages -= {"", "tables"}  # the library, and a package of the ground

@@ -293,7 +293,8 @@ def _add_advise(verbs) -> None:
     option(verb, "--input-size", "one sample: 3x224x224, tokens 512:int64, or a YAML file of "
            "several by their arguments' names", default="", metavar="SHAPE")
     option(verb, "--batch-size", "of all GPUs (default: the workload's, or 1 each)", whole(1), 0)
-    option(verb, "--gpus", "equal GPUs of one machine that share the batch (DistributedDataParallel)", whole(1), 1)
+    option(verb, "--gpus", "equal GPUs of one machine that share the batch "
+           "(DistributedDataParallel)", whole(1), 1)
     option(verb, "--mode", "a forward pass, or a training step", default="infer",
            choices=("infer", "train"))
     flag(verb, "--channels-last", "memory layout of images, of cards and of this CPU")

@@ -111,8 +111,4 @@ class _Arguments:
 
 
 def _contiguous(shape: Shape, dtype: str, storage: int, kind: str) -> TensorSpec:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size
-    return TensorSpec(shape, tuple(reversed(strides)), dtype, storage, kind)
+    return TensorSpec(shape, torch.empty(shape, device="meta").stride(), dtype, storage, kind)
