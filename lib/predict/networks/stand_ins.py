@@ -3,7 +3,7 @@
 from math import prod
 from typing import Any
 
-from lib.work.graph import counts, shapes
+from lib.work.graph import counts, recurrent, shapes
 from lib.work.graph.ops import Op
 
 StandIn = tuple[str, dict[str, Any]]  # family and parameters
@@ -68,6 +68,9 @@ def _products(count: int, rows: int, columns: int, results: int) -> StandIn:
 def _recurrent(op: Op) -> StandIn | None:
     """Return a recurrent layer as a product for each step: of inputs and state with all weights."""
     steps, samples = op.tensors[0].shape[:2]
+    if op.short in recurrent.CUDNN:
+        size = recurrent.sizes(op)
+        steps, samples = size.steps, -(-size.tokens // size.steps)
     weights = counts.recurrent_weights(op)
     hidden = weights[0].shape[0] if weights else 0
     return _products(steps, samples, sum(spec.elements for spec in weights) // hidden, hidden) if hidden else None
