@@ -63,7 +63,8 @@ def test_a_recurrent_layer_is_one_call_and_what_follows_reads_its_output(folder)
 
 
 @pytest.mark.parametrize("content, words", [
-    (f"{SIZES}\n{LAYER.format('GUR')}\n", "no recurrent layer 'GUR' in recurrent.csv for L3_001; there are: LSTM, GRU, RNN; did you mean GRU"),
+    (f"{SIZES}\n{LAYER.format('GUR')}\n",
+     "no recurrent layer 'GUR' in recurrent.csv for L3_001; there are: LSTM, GRU, RNN; did you mean GRU"),
     ("module\nL3_001\n", "recurrent.csv has no columns")])
 def test_an_unknown_recurrent_layer_and_missing_sizes_are_refused(folder, content, words):
     (folder / kernelbench.RECURRENT).write_text(content)
