@@ -7,6 +7,7 @@ from torch import nn
 from lib.predict import registry
 from lib.predict.networks import stand_ins
 from lib.predict.networks.work import Work
+from lib.work.building import fakes
 from lib.work.graph import capture, counts, rebuild, recurrent
 from tests import in_both_modes, real_pass
 
@@ -124,6 +125,35 @@ def test_a_long_sequence_is_predicted_for_a_gpu_as_one_row(mode):
     assert any(words.startswith("_cudnn_rnn (as bmm)") for words in item.not_modelled)
     estimate = registry.predictor("t4", "fp32").estimate(item)
     assert 0 < estimate.predicted_ms < float("inf")
+
+
+@layers
+def test_a_call_that_is_run_gets_the_weights_buffer_and_what_its_forward_keeps(
+        kind, options, gates, cell, monkeypatch):
+    """On fake tensors: cuDNN's own function that lays out the weights needs a GPU."""
+    flattened = []
+
+    def flatten(weights, stride, *sizes):
+        flattened.append((len(weights), stride, *sizes))
+        return weights[0].new_empty(sum(weight.numel() for weight in weights))
+
+    def fake(spec, device, fill, high):
+        return torch.empty_strided(spec.shape, spec.stride, dtype=getattr(torch, spec.dtype))
+
+    monkeypatch.setattr(torch.ops.aten, "_cudnn_rnn_flatten_weight", flatten)
+    layer = kind(6, 10, num_layers=2, dropout=0.5, batch_first=True, **options)
+    graph = capture.capture(Last(layer, 10), (3, 7, 6), "train", device="cuda:0")
+    for op in cudnn(graph):
+        with fakes.active():
+            given, named = rebuild.arguments(op, torch.device("cpu"), fake)
+            made = op.overload(*given, **named)
+        assert given[3].numel() == gates * 10 * (6 + 10 + 10 + 10 + 4)
+        mode = recurrent.MODES.index(recurrent.sizes(op).mode)
+        assert flattened.pop() == (8, 4, 6, mode, 10, 0, 2, True, False)
+        assert [value for value in given if isinstance(value, float)] == [0.0], "no dropout"
+        results = made[3] if op.is_backward else made[:1]
+        expected = given[1] if op.is_backward else [torch.empty(3, 7, 10)]
+        assert [tensor.shape for tensor in results] == [tensor.shape for tensor in expected]
 
 
 @pytest.mark.cuda
