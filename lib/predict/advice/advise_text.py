@@ -111,7 +111,7 @@ def _limited(advice: Advice) -> list[str]:
     if condition.power_limit_w:
         how = f"limited to {condition.power_limit_w:g} W"
     elif condition.clock_mhz:
-        how = f"at {condition.clock_mhz:g} MHz instead of its boost clock"
+        how = f"at {condition.clock_mhz:g} MHz"
     else:
         return []
     return [f"{row['device']} {how}: {limits.text(row)}." for row in advice.table.to_dict("records")]

@@ -33,10 +33,11 @@ _TF32 = ("resnet101", "hf:mobilevit-small")  # in fp32: cuDNN convolves in TF32,
 _CASE = ["device", "model", "input", "dtype", "batch_size"]
 # what the numbers are expected to be, and the spread of their logs: energies of a FLOP, a bit and at
 # rest as published (see ``operators.chip``, ``energy.ENERGY_PER_BIT``), an eighth of the former in 16
-# bits, 0.7 of 1 V at low clocks, and half of the time of memory-bound kernels
+# bits, 0.7 of 1 V at low clocks; all of the time of compute-bound kernels follows the clock, and
+# half of that of memory-bound ones
 _USUAL = np.array([20.0, 0.3, 1.25, 10.0, 3.9, 0.7])
 _SPREAD = np.array([0.7, 0.7, 0.7, 0.7, 1.0, 0.1])
-_USUAL_CLOCKED, _SPREAD_CLOCKED = np.array([0.9, 0.5]), np.array([0.1, 0.3])
+_USUAL_CLOCKED, _SPREAD_CLOCKED = np.array([1.0, 0.5]), np.array([0.1, 0.3])
 _APART = 0.2  # log of a ratio of clocks, from which it tells how times and joules change
 _NOISE, _VOTES = 0.1, 10.0  # of the log of a measurement; the weight of a card, in rows
 
@@ -97,7 +98,8 @@ def _loops(paths: list[Path]) -> pd.DataFrame:
     highest = rows["limit_w"] == rows.groupby("device")["limit_w"].transform("max")
     rows = rows[highest & (rows["model"] != "")].rename(columns={"step_ms": "measured_ms"})
     loads, step_ms = zip(*_loop_loads(rows), strict=True)
-    return rows.assign(dtype="fp32", share=1.0, mean_share=1.0, load=loads, step_ms=step_ms,
+    boost = rows["device"].map({name: card.boost_mhz for name, card in load_devices().items()})
+    return rows.assign(dtype="fp32", share=1.0, mean_share=1.0, clock_mhz=boost, load=loads, step_ms=step_ms,
                        source="Zeus", licence=labels.ZEUS, mode="train")
 
 
@@ -134,23 +136,33 @@ def fit(rows: pd.DataFrame) -> PowerModel:
         drawn_w = energy.drawn_w(np.array(rates), floor, terms, share)
         return np.append(weight * np.log(energy.limited_w(drawn_w, limit_w) / power_w), logs)
 
-    clocked = rows[rows["mode"] == "infer"]
-    launches = np.array([energy.launch_share(load) for load in clocked["load"]])
-    memory = np.array([load.memory_share for load in clocked["load"]])
-    ratio = (clocked["measured_ms"] / clocked["step_ms"]).to_numpy()
-
-    def time_errors(logs):
-        parts = _USUAL_CLOCKED * np.exp(logs * _SPREAD_CLOCKED)
-        factor = energy.slowdown(parts, memory, launches, clocked["mean_share"].to_numpy())
-        return np.append(weight[rows["mode"] == "infer"] * np.log(factor / ratio), logs)
-
     *rates, floor = _USUAL * np.exp(_solved(power_errors, len(_USUAL)) * _SPREAD)
-    parts = _USUAL_CLOCKED * np.exp(_solved(time_errors, len(_USUAL_CLOCKED)) * _SPREAD_CLOCKED)
     return PowerModel(
-        dict(zip(TERMS, map(float, rates), strict=True)), float(floor),
-        dict(zip(("compute", "memory"), map(float, parts), strict=True)),
+        dict(zip(TERMS, map(float, rates), strict=True)), float(floor), _clocked(rows, weight),
         dict.fromkeys(("power", *energy.QUANTITIES), 1.0),
+        tuple(sorted({cards[device].architecture for device in rows["device"]})),
         choices(rows["source"].unique()), choices(rows["licence"].unique()))
+
+
+def _clocked(rows: pd.DataFrame, weight: np.ndarray) -> dict[str, float]:
+    """Fit how far times follow the clock to networks that ran at several clocks.
+
+    Errors are those of the ratios of a network's times: its predicted time does not matter.
+    """
+    launches = np.array([energy.launch_share(load) for load in rows["load"]])
+    memory = np.array([load.memory_share for load in rows["load"]])
+    share, case = rows["mean_share"].to_numpy(), rows.groupby(_CASE)
+    several = case["mean_share"].transform("nunique") > 1
+    log_ms = np.log(rows["measured_ms"])
+
+    def errors(logs):
+        parts = _USUAL_CLOCKED * np.exp(logs * _SPREAD_CLOCKED)
+        error = np.log(energy.slowdown(parts, memory, launches, share)) - log_ms
+        error -= error.groupby([rows[name] for name in _CASE]).transform("mean")
+        return np.append((weight * error)[several], logs)
+
+    parts = _USUAL_CLOCKED * np.exp(_solved(errors, len(_USUAL_CLOCKED)) * _SPREAD_CLOCKED)
+    return dict(zip(("compute", "memory"), map(float, parts), strict=True))
 
 
 def _solved(errors, count: int) -> np.ndarray:
@@ -164,8 +176,9 @@ def predicted(model: PowerModel, rows: pd.DataFrame) -> pd.DataFrame:
     """
     lines = []
     for row in rows.itertuples():
-        time_ms = row.step_ms * model.time_ratio(row.load, row.share)
-        joules = [model.watts(row.load, row.device, ms, row.share) * ms / 1e3
+        share, ratio = model.at_clock(row.load, row.device, row.clock_mhz)
+        time_ms = row.step_ms * ratio
+        joules = [model.watts(row.load, row.device, ms, share) * ms / 1e3
                   for ms in (time_ms, row.measured_ms)]
         lines.append([time_ms, *joules])
     return pd.DataFrame(lines, rows.index, ["time_ms", "joules", "joules_timed"])

@@ -33,6 +33,10 @@ TERMS = ("static_w", "multiprocessor_w_per_ghz", "pj_per_flop_16_bits", "pj_per_
 _FOLLOWS_VOLTAGE = np.array([False, True, True, True, False])  # of TERMS
 _YEAR = 2020  # of the energies per FLOP; other years' fall as in chip.YEARLY
 _REACHED, _SHARPNESS = 0.93, 8  # boards settle at 0.8 to 0.97 of their power limit: a soft minimum
+_OTHER_GENERATIONS = 0.38  # log watts: holds 90 % of 17,001 published GEMMs on an H200, of whose
+#   generation the model saw no card
+_LEAST_CLOCK, _HALVINGS = 0.35, 12  # of the search for the clock that a power limit leaves: base
+#   clocks, which vendors promise under load, are a third of boost clocks or more
 _MOST_CLOCK = 1.1  # times the boost clock: cards of board partners are clocked higher
 
 
@@ -105,14 +109,16 @@ class PowerModel(Saved):
 
     ``rates`` of TERMS, at the voltage of the boost clock; ``voltage_floor``: the lowest voltage
     over that one. ``clocked``: the share of kernels' time that follows the clock, of compute-bound
-    and memory-bound work. ``halves`` of intervals in logs: of ``power``, and of ``time`` and
-    ``energy`` per unit of the log of the clock's share.
+    and memory-bound work. ``halves`` of intervals in logs: of ``power`` on other cards of the
+    ``architectures`` that taught it, and of ``time`` and ``energy`` per unit of the log of the
+    clock's share.
     """
 
     rates: dict[Literal[*TERMS], Positive]
     voltage_floor: Positive
     clocked: dict[Literal["compute", "memory"], Positive]
     halves: dict[Literal["power", "time", "energy"], Positive]
+    architectures: tuple[str, ...]
     source: str
     licence: str
 
@@ -121,24 +127,54 @@ class PowerModel(Saved):
 
     def watts(self, load: Load, device: str, time_ms: float, share: float = 1.0) -> float:
         """Predict the mean watts of a device, see ``terms``."""
-        card = load_devices()[device]
-        drawn = drawn_w(np.array(list(self.rates.values())), self.voltage_floor,
-                        terms(load, card, time_ms, share), share)
-        return float(limited_w(drawn, card.power_w))
+        drawn = self._drawn_w(load, device, time_ms, share)
+        return float(limited_w(drawn, load_devices()[device].power_w))
 
-    def time_ratio(self, load: Load, share: float) -> float:
-        """Predict the time at a clock over that at the boost clock; launches do not change."""
-        clocked = tuple(self.clocked.values())
-        return float(slowdown(clocked, load.memory_share, launch_share(load), share))
+    def _drawn_w(self, load: Load, device: str, time_ms: float, share: float) -> float:
+        rates = np.array([self.rates[name] for name in TERMS])
+        parts = terms(load, load_devices()[device], time_ms, share)
+        return float(drawn_w(rates, self.voltage_floor, parts, share))
+
+    def at_clock(self, load: Load, device: str, clock_mhz: float) -> tuple[float, float]:
+        """Return the share of the boost clock that a device runs at, and the factor of the time.
+
+        Without a clock the device runs at its boost clock, or as fast as its power limit allows: a
+        higher clock changes nothing.
+        """
+        share = clock_mhz / load_devices()[device].boost_mhz
+        usual = self.usual_share(load, device)
+        if usual < 1:
+            share = min(share, usual)
+        return share, self.slowdown(load, share) / self.slowdown(load, usual)
+
+    def slowdown(self, load: Load, share: float) -> float:
+        """Return the time at a clock over that at the boost clock."""
+        compute, memory = self.clocked["compute"], self.clocked["memory"]
+        return float(slowdown((compute, memory), load.memory_share, launch_share(load), share))
+
+    def usual_share(self, load: Load, device: str) -> float:
+        """Return the share of the boost clock at which a load draws what the device may draw."""
+        if not is_known(device):
+            return 1.0
+        low, high = _LEAST_CLOCK, 1.0
+        if self._drawn_w(load, device, load.passes_ms, high) <= load_devices()[device].power_w:
+            return high
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            time_ms = load.passes_ms * self.slowdown(load, middle)
+            if self._drawn_w(load, device, time_ms, middle) > load_devices()[device].power_w:
+                high = middle
+            else:
+                low = middle
+        return low
 
     def ratios(self, load: Load, device: str, clock_mhz: float) -> dict[str, float]:
-        """Return what a clock changes (RATIOS) against the boost clock."""
-        share = clock_mhz / load_devices()[device].boost_mhz
-        time = self.time_ratio(load, share)
+        """Return what a clock changes (RATIOS) against none."""
+        share, time = self.at_clock(load, device, clock_mhz)
         energy = math.nan
         if is_known(device):
             energy = time * self.watts(load, device, load.passes_ms * time, share) \
-                / self.watts(load, device, load.passes_ms)
+                / self.watts(load, device, load.passes_ms, self.usual_share(load, device))
         halves = {name: self.halves[name] * abs(math.log(share)) for name in QUANTITIES}
         return {"clock_mhz": clock_mhz} | with_ranges({"energy": energy, "time": time}, halves)
 
@@ -151,15 +187,19 @@ class PowerModel(Saved):
             device: a device of params/devices.yaml; others have no stated power.
             times: ``predicted_ms``, ``low_ms`` and ``high_ms`` of all that the board waits for.
             batch_size: samples per board.
-            clock_mhz: 0: the boost clock, or what the power limit leaves of it.
+            clock_mhz: 0: none is stated.
         """
         if not is_known(device):
             return dict.fromkeys(COLUMNS, math.nan)
-        share = clock_mhz / load_devices()[device].boost_mhz if clock_mhz else 1.0
+        card = load_devices()[device]
+        share = self.at_clock(load, device, clock_mhz)[0] if clock_mhz \
+            else self.usual_share(load, device)
+        half = self.halves["power"] if card.architecture in self.architectures \
+            else max(self.halves["power"], _OTHER_GENERATIONS)
         usual, low, high = (
             self.watts(load, device, times[name], share) * times[name] / 1e3 / batch_size
             for name in ("predicted_ms", "low_ms", "high_ms"))
-        below, above = (math.exp(math.hypot(self.halves["power"], math.log(end / usual)))
+        below, above = (math.exp(math.hypot(half, math.log(end / usual)))
                         for end in (low, high))
         return dict(zip(COLUMNS, (usual, usual / below, usual * above), strict=True))
 
