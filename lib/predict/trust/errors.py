@@ -91,7 +91,7 @@ QUESTIONS = {  # that people ask: the rows of ``table`` that tell how right the 
     "joules of a network on a card that nobody measured, given its time": f"what == '{JOULES_TIMED}'",
     "the time of a network at a stated clock": f"what == '{CLOCK}'",
     **{f"how a power limit changes the {name} on a card that nobody measured":
-       f"what == '{what}' and left_out == 'cards'" for name, what in LIMITS.items()}}
+       f"what == '{what}'" for name, what in LIMITS.items()}}
 _GRADED = {"median_pct": "typical error %", "mape_pct": "mean error %", "coverage_pct": "inside the 90 % range, %",
            "family_coverage_pct": "by family, %", "baseline_pct": "simple rule, mean error %"}
 ERROR_GRADES = {"A": 6.0, "B": 12.0, "C": 25.0, "D": np.inf}  # mean error at most, %
@@ -99,7 +99,7 @@ Row = dict[str, Any]  # KEYS and scores, by their names in SCORES
 
 
 def table(reference: str = "") -> pd.DataFrame:
-    """Return COLUMNS of all that ships: cards of whole networks, reference machines, models of operators, power limits, steps.
+    """Return COLUMNS of all that ships: cards of whole networks, reference machines, models of operators, power, steps.
 
     ``reference`` names one more machine, an imported one.
     """
