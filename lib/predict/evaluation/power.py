@@ -29,10 +29,10 @@ from lib.work.run_config import RunConfig
 
 ZEUS = "summary_power_*.csv"
 _BERT = json.dumps({"model_type": "bert", "architectures": ["BertModel"]})  # of the usual size
-_TF32 = ("resnet101", "hf:mobilevit-small")  # in fp32: cuDNN convolves in TF32, which no model is of
+_TF32 = ("resnet101", "hf:mobilevit-small")  # in fp32: cuDNN convolves in TF32, without a model
 _CASE = ["device", "model", "input", "dtype", "batch_size"]
-# what the numbers are expected to be, and the spread of their logs: energies of a FLOP, a bit and at
-# rest as published (see ``operators.chip``, ``energy.ENERGY_PER_BIT``), an eighth of the former in 16
+# what the numbers are expected to be, and the spread of their logs: energies at rest, of a FLOP and
+# a bit as published (see ``operators.chip``, ``energy.ENERGY_PER_BIT``), an eighth of a FLOP in 16
 # bits, 0.7 of 1 V at low clocks; all of the time of compute-bound kernels follows the clock, and
 # half of that of memory-bound ones
 _USUAL = np.array([20.0, 0.3, 1.25, 10.0, 3.9, 0.7])
@@ -45,16 +45,17 @@ _NOISE, _VOTES = 0.1, 10.0  # of the log of a measurement; the weight of a card,
 def read(folder: Path) -> pd.DataFrame:
     """Return the published rows below a folder, each with its ``load`` as predicted.
 
-    Columns: ``source, licence, mode, device, model, input, dtype, batch_size``, the ``share`` of the
-    boost clock as stated and ``mean_share`` as measured, ``measured_ms, power_w, step_ms`` as
-    predicted without a clock. Raises InputError where one of the sources is missing.
+    Columns: ``source, licence, mode, device, model, input, dtype, batch_size``, the ``clock_mhz``
+    and its ``share`` of the boost clock as stated, ``mean_share`` as measured, ``measured_ms,
+    power_w``, and ``step_ms`` as predicted without a clock. Raises InputError where one of the
+    sources is missing.
     """
     clocked = [path for name in energaizer.FILES for path in sorted(folder.rglob(name))
                if path.parent.name == "energaizer"]
     looped = sorted(folder.rglob(ZEUS))
     if not clocked or not looped:
-        raise InputError(f"{folder} lacks files of EnergAIzer (energaizer/{{a100,a10,dvfs}}.csv) or "
-                         f"of Zeus ({ZEUS}); it needs both")
+        raise InputError(f"{folder} lacks files of EnergAIzer (energaizer/{{a100,a10,dvfs}}.csv) "
+                         f"or of Zeus ({ZEUS}); it needs both")
     return pd.concat([_passes(clocked), _loops(looped)], ignore_index=True)
 
 
@@ -66,7 +67,8 @@ def _passes(paths: list[Path]) -> pd.DataFrame:
         loads = dict(_pass_loads(rows, energaizer.write_configs(Path(folder))))
     keys = list(rows[_CASE].itertuples(index=False, name=None))
     boost = rows["device"].map({name: card.boost_mhz for name, card in load_devices().items()})
-    rows = rows.assign(load=[loads[key][0] for key in keys], least_ms=[loads[key][1] for key in keys],
+    rows = rows.assign(load=[loads[key][0] for key in keys],
+                       least_ms=[loads[key][1] for key in keys],
                        share=rows["clock_mhz"] / boost, mean_share=rows["mean_mhz"] / boost)
     rows["step_ms"] = [load.passes_ms for load in rows["load"]]
     ran = rows["measured_ms"] > rows["least_ms"] / rows["mean_share"]  # else it ran out of memory
@@ -99,8 +101,8 @@ def _loops(paths: list[Path]) -> pd.DataFrame:
     rows = rows[highest & (rows["model"] != "")].rename(columns={"step_ms": "measured_ms"})
     loads, step_ms = zip(*_loop_loads(rows), strict=True)
     boost = rows["device"].map({name: card.boost_mhz for name, card in load_devices().items()})
-    return rows.assign(dtype="fp32", share=1.0, mean_share=1.0, clock_mhz=boost, load=loads, step_ms=step_ms,
-                       source="Zeus", licence=labels.ZEUS, mode="train")
+    return rows.assign(dtype="fp32", share=1.0, mean_share=1.0, clock_mhz=boost, load=loads,
+                       step_ms=step_ms, source="Zeus", licence=labels.ZEUS, mode="train")
 
 
 def _loop_loads(rows: pd.DataFrame) -> list[tuple[Load, float]]:
@@ -124,7 +126,8 @@ def _loop_loads(rows: pd.DataFrame) -> list[tuple[Load, float]]:
 
 def fit(rows: pd.DataFrame) -> PowerModel:
     """Fit the model to rows of ``read``; halves of intervals are 1 until errors are known."""
-    weight = np.sqrt(_VOTES / rows.groupby("device")["device"].transform("size").to_numpy()) / _NOISE
+    size = rows.groupby("device")["device"].transform("size").to_numpy()
+    weight = np.sqrt(_VOTES / size) / _NOISE
     cards, share = load_devices(), rows["mean_share"].to_numpy()
     terms = np.array([energy.terms(row.load, cards[row.device], row.measured_ms, row.mean_share)
                       for row in rows.itertuples()])
@@ -138,10 +141,11 @@ def fit(rows: pd.DataFrame) -> PowerModel:
 
     *rates, floor = _USUAL * np.exp(_solved(power_errors, len(_USUAL)) * _SPREAD)
     return PowerModel(
-        dict(zip(TERMS, map(float, rates), strict=True)), float(floor), _clocked(rows, weight),
-        dict.fromkeys(("power", *energy.QUANTITIES), 1.0),
-        tuple(sorted({cards[device].architecture for device in rows["device"]})),
-        choices(rows["source"].unique()), choices(rows["licence"].unique()))
+        rates=dict(zip(TERMS, map(float, rates), strict=True)), voltage_floor=float(floor),
+        clocked=_clocked(rows, weight),
+        halves=dict.fromkeys(("power", *energy.QUANTITIES), 1.0),
+        architectures=tuple(sorted({cards[device].architecture for device in rows["device"]})),
+        source=choices(rows["source"].unique()), licence=choices(rows["licence"].unique()))
 
 
 def _clocked(rows: pd.DataFrame, weight: np.ndarray) -> dict[str, float]:
@@ -192,7 +196,7 @@ def left_out(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def held_out_rows(rows: pd.DataFrame, answers: pd.DataFrame) -> pd.DataFrame:
-    """Return rows ``held_out`` of joules and of times; intervals come from the other cards' errors."""
+    """Return rows ``held_out`` of joules and times; intervals come from the other cards' errors."""
     joules, clocked = rows["power_w"] * rows["measured_ms"] / 1e3, rows["mode"] == "infer"
     tables = []
     for what, measured, name in ((held_out.JOULES, joules, "joules"),
@@ -216,15 +220,16 @@ def _halves(errors: pd.Series, groups: pd.Series) -> pd.Series:
 
 
 def _clock_halves(rows: pd.DataFrame, answers: pd.DataFrame) -> dict[str, float]:
-    """Return halves per log of the clock: of errors of ratios to the case's highest locked clock."""
+    """Return halves per log of the clock, of errors of ratios to a case's highest locked clock."""
     table = rows.assign(**answers, measured_j=rows["power_w"] * rows["measured_ms"])
     table = table[(table["mode"] == "infer") & (table["mean_share"] > 0.99 * table["share"])]
     table = table.sort_values("share").reset_index(drop=True)
-    base = table.groupby(_CASE)[["share", "measured_ms", "measured_j", "time_ms", "joules"]] \
-        .transform("last")
-    apart = np.log(base["share"] / table["share"])
-    errors = {"time": table["time_ms"] / base["time_ms"] / table["measured_ms"] * base["measured_ms"],
-              "energy": table["joules"] / base["joules"] / table["measured_j"] * base["measured_j"]}
+    numbers = ["share", "measured_ms", "measured_j", "time_ms", "joules"]
+    base = table.groupby(_CASE)[numbers].transform("last")
+    ratio = table[numbers] / base
+    apart = -np.log(ratio["share"])
+    errors = {"time": ratio["time_ms"] / ratio["measured_ms"],
+              "energy": ratio["joules"] / ratio["measured_j"]}
     return {name: float((np.log(error).abs() / apart)[apart > _APART].quantile(scores.COVER))
             for name, error in errors.items()}
 

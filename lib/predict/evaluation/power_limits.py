@@ -80,7 +80,8 @@ def left_out(rows: pd.DataFrame, known: pd.DataFrame) -> pd.DataFrame:
     parts = []
     for device, test in known.groupby("device"):
         model = fit(rows[rows["device"] != device])
-        parts.append(pd.DataFrame(model.factors(model.static * test["bit"], test["limit"], test["drawn"])))
+        factors = model.factors(model.static * test["bit"], test["limit"], test["drawn"])
+        parts.append(pd.DataFrame(factors))
     factors, tables = pd.concat(parts).loc[known.index], []
     wide = width(factors["time"])
     for name, factor in factors.items():

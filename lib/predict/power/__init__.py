@@ -1,1 +1,1 @@
-"""Power of GPUs: ``energy`` predicts watts, joules per sample and what a clock changes, ``limits`` what a power limit changes."""
+"""Power of GPUs: ``energy`` predicts watts, joules and what a clock changes, ``limits`` what a power limit changes."""

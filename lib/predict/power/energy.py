@@ -37,6 +37,7 @@ _OTHER_GENERATIONS = 0.38  # log watts: holds 90 % of 17,001 published GEMMs on 
 #   generation the model saw no card
 _LEAST_CLOCK, _HALVINGS = 0.35, 12  # of the search for the clock that a power limit leaves: base
 #   clocks, which vendors promise under load, are a third of boost clocks or more
+_ENDS_MS, _LEAST_MS = ("predicted_ms", "low_ms", "high_ms"), 1e-6
 _MOST_CLOCK = 1.1  # times the boost clock: cards of board partners are clocked higher
 
 
@@ -47,7 +48,7 @@ class Load:
     Args:
         flops, bytes: of all operators; bytes as each operator reads and writes once.
         memory_share: of the roofline time, of operators that memory bounds.
-        passes_ms: predicted time at the boost clock.
+        passes_ms: predicted time without a stated clock.
         launches_ms: of them, what the host needs to launch all kernels.
         dtype: the element type of most FLOPs.
     """
@@ -82,7 +83,7 @@ def refusal(device: str, clock_mhz: float) -> str:
 
 
 def terms(load: Load, card: VendorDevice, time_ms: float, share: float = 1.0) -> np.ndarray:
-    """Return what each of TERMS multiplies in the watts of a load, at the voltage of the boost clock.
+    """Return what each of TERMS multiplies in the watts of a load, at the boost clock's voltage.
 
     ``time_ms``: of the pass; its FLOPs and bytes per ms are at most those that the vendor states.
     ``share``: the clock over the boost clock.
@@ -148,7 +149,7 @@ class PowerModel(Saved):
         return share, self.slowdown(load, share) / self.slowdown(load, usual)
 
     def slowdown(self, load: Load, share: float) -> float:
-        """Return the time at a clock over that at the boost clock."""
+        """Return the time at a clock over that at the boost clock, see ``slowdown``."""
         compute, memory = self.clocked["compute"], self.clocked["memory"]
         return float(slowdown((compute, memory), load.memory_share, launch_share(load), share))
 
@@ -170,17 +171,18 @@ class PowerModel(Saved):
 
     def ratios(self, load: Load, device: str, clock_mhz: float) -> dict[str, float]:
         """Return what a clock changes (RATIOS) against none."""
+        usual = self.usual_share(load, device)
         share, time = self.at_clock(load, device, clock_mhz)
         energy = math.nan
         if is_known(device):
             energy = time * self.watts(load, device, load.passes_ms * time, share) \
-                / self.watts(load, device, load.passes_ms, self.usual_share(load, device))
-        halves = {name: self.halves[name] * abs(math.log(share)) for name in QUANTITIES}
+                / self.watts(load, device, load.passes_ms, usual)
+        halves = {name: self.halves[name] * abs(math.log(share / usual)) for name in QUANTITIES}
         return {"clock_mhz": clock_mhz} | with_ranges({"energy": energy, "time": time}, halves)
 
     def per_sample(self, load: Load, device: str, times: Mapping[str, float], batch_size: int,
                    clock_mhz: float = 0) -> dict[str, float]:
-        """Predict the joules per sample of the board; NaN for a device of which too little is known.
+        """Predict the joules per sample of the board; NaN where ``is_known`` does not hold.
 
         Args:
             load: of the passes.
@@ -197,10 +199,9 @@ class PowerModel(Saved):
         half = self.halves["power"] if card.architecture in self.architectures \
             else max(self.halves["power"], _OTHER_GENERATIONS)
         usual, low, high = (
-            self.watts(load, device, times[name], share) * times[name] / 1e3 / batch_size
-            for name in ("predicted_ms", "low_ms", "high_ms"))
-        below, above = (math.exp(math.hypot(half, math.log(end / usual)))
-                        for end in (low, high))
+            self.watts(load, device, time_ms, share) * time_ms / 1e3 / batch_size
+            for time_ms in (max(times[name], _LEAST_MS) for name in _ENDS_MS))
+        below, above = (math.exp(math.hypot(half, math.log(end / usual))) for end in (low, high))
         return dict(zip(COLUMNS, (usual, usual / below, usual * above), strict=True))
 
 
@@ -211,13 +212,13 @@ def shipped() -> PowerModel:
 
 
 def with_ranges(factors: Mapping[str, float], halves: Mapping[str, float]) -> dict[str, float]:
-    """Return factors of QUANTITIES with their intervals, whose halves are stated in logs (RATIOS)."""
+    """Return factors of QUANTITIES with intervals, whose halves are stated in logs (RATIOS)."""
     return {f"{name}_ratio{end}": float(factor * math.exp(sign * halves[name]))
             for name, factor in factors.items() for end, sign in ENDS.items()}
 
 
 def drawn_w(rates, voltage_floor, terms_, share):
-    """Return the watts that work would draw without any limit, of one load or of rows of ``terms``."""
+    """Return the watts that work would draw without any limit, of one load or rows of ``terms``."""
     voltage = np.maximum(voltage_floor, share)
     return np.where(_FOLLOWS_VOLTAGE, np.square(voltage)[..., None], 1.0) * terms_ @ rates
 
@@ -235,8 +236,8 @@ def launch_share(load: Load) -> float:
 def slowdown(clocked, memory_share, launches, share):
     """Return the factor of time at a clock; numbers or arrays.
 
-    Kernels follow the clock, each bound of them with its part ``clocked``; ``launches`` is the
-    share of the host, with which kernels overlap (``sums.OVERLAP``).
+    ``clocked``: the share of the time of compute-bound and of memory-bound kernels that follows the
+    clock. ``launches``: the share of the host's launches, with which kernels overlap.
     """
     compute, memory = clocked
     follows = np.minimum(1.0, compute * (1 - memory_share) + memory * memory_share)

@@ -191,8 +191,8 @@ def gavel(path: Path) -> pd.DataFrame:
 
 
 ZEUS = "Apache-2.0, ml-energy/zeus"
-_ZEUS = {  # networks that advise knows, their input and samples of an epoch; bert: a folder with its
-    # configuration; not ShuffleNetV2: what runs on CIFAR-100 is a larger network than torchvision's
+_ZEUS = {  # networks that advise knows, their input and samples of an epoch; bert: a folder with
+    # its configuration; not ShuffleNetV2: on CIFAR-100 a larger network than torchvision's runs
     ("resnet50", "imagenet"): ("resnet50", "", 1_281_167),
     ("bert_base_uncased", "squad"): ("hf:bert", "384:int64", 88_524)}
 
