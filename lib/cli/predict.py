@@ -67,7 +67,7 @@ def _run_config(options: argparse.Namespace) -> Any:
 def _device_condition(options: argparse.Namespace) -> Any:
     from lib.work.run_config import DeviceCondition
 
-    return DeviceCondition(power_limit_w=options.power_limit)
+    return DeviceCondition(power_limit_w=options.power_limit, clock_mhz=options.clock_mhz)
 
 
 def _advise(options: argparse.Namespace) -> bool:
@@ -234,7 +234,7 @@ def _trained(kind: str, quick: bool, source: str, folder: Path) -> Iterator[str]
     """Train models; yield what to print of each."""
     from lib.predict import gain_training, runtime_training
     from lib.predict.cards import learning, unseen_cards
-    from lib.predict.evaluation import evaluate, power_limits, profiled_steps
+    from lib.predict.evaluation import evaluate, power, power_limits, profiled_steps
 
     if kind == "profiles":
         for path in profiled_steps.learn_all(source):
@@ -247,8 +247,10 @@ def _trained(kind: str, quick: bool, source: str, folder: Path) -> Iterator[str]
         yield _shown(learning.ship(table))
         yield _shown(unseen_cards.ship(table))
         yield from (f"left out: {name}: {reason}" for name, reason in reasons.items())
-    elif kind == "power-limits":
-        yield _shown(power_limits.ship(folder))
+    elif kind == "power":
+        rows = power.read(folder)
+        yield _shown(power.ship(rows))
+        yield _shown(power_limits.ship(folder, rows))
     elif kind in ("gains", "runtimes"):
         yield _shown((gain_training if kind == "gains" else runtime_training).ship())
     elif kind in ("neusight", "aiconfigurator"):
@@ -305,6 +307,8 @@ def _add_advise(verbs) -> None:
     flag(verb, "--code", "print a program that runs the network so, to paste and run")
     option(verb, "--power-limit", "a lowered power limit of GPUs (default: the board's)",
            number(0, 1e4, above=True), 0.0, metavar="W")
+    option(verb, "--clock-mhz", "the clock at which GPUs are locked (default: the boost clock)",
+           whole(1), 0, metavar="MHZ")
     flag(verb, "--explain", "print all: origins, held-out errors, price, energy")
     flag(verb, "--verify", "measure the prediction and the changes on this machine's CPU")
     _add_devices(verb)
@@ -328,13 +332,15 @@ def _add_models(verbs) -> None:
     option(group, "--train", "cpu: from the first reference machine; the name of a machine, "
            "committed or unpacked: each device that it swept; profiles: whole steps; neusight, "
            "aiconfigurator, timm: from published data; gains: of layouts and bf16 on a CPU; "
-           "runtimes: of a CPU; power-limits: of GPUs", metavar="WHAT")
+           "runtimes: of a CPU; power: of GPUs, and what power limits and clocks change",
+           metavar="WHAT")
     flag(group, "--errors", "show the errors on held-out data, a graded line per question")
     option(group, "--outsiders", "show the errors on what others measured: tables of DeepBench, "
            "timm, NeuSight, Gavel, Zeus or pytorch-gpu-benchmark, networks.parquet, or your CSV "
            "with the columns model (a network, or an operator: \"matmul gemm_m=64 ...\"), device, "
            "measured_ms, and any others of --questions", a_path, nargs="+", metavar="FOLDER")
-    option(verb, "--labels", "of --train power-limits: summary_power_<device>.csv of Zeus's trace",
+    option(verb, "--labels", "of --train power: summary_power_<device>.csv of Zeus's trace, and "
+           "EnergAIzer's energaizer/{a100,a10,dvfs}.csv",
            a_path, paths.IMPORTED, metavar="FOLDER")
     option(verb, "--source", "of --train profiles: of this machine and imported ones, or the "
            "reference's, which ship", default="measure", choices=("measure", "replay"))

@@ -13,6 +13,7 @@ NETWORKS, OPERATORS, STEPS = "networks", "operators", "training steps"
 TENSORS, RESIDENT = "memory of tensors", "resident memory"
 NEW_CARDS, GAINS = "networks, card left out", "gains of a change"
 RUNTIMES, NEW_CPUS = "networks in a runtime", "networks in a runtime, CPU left out"
+JOULES, JOULES_TIMED, CLOCK = "joules", "joules, time measured", "time at a stated clock"
 LIMITS = {"time": "time under a power limit", "energy": "energy under a power limit"}
 ALL = "all"  # kinds together
 PROJECT = "measured by this project"

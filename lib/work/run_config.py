@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from lib.errors import entry
+from lib.errors import InputError, entry
 from lib.names import known
 from lib.work import networks
 from lib.work.dtypes import AUTOCAST
@@ -123,11 +123,19 @@ class DeviceCondition:
     """The state of a device while a network runs.
 
     ``memory``: the heap of a CPU's process, ``default`` or ``kept`` (it retains what is freed).
-    ``power_limit_w``: of a GPU; 0: the most that the board may draw.
+    ``power_limit_w``: of a GPU; 0: the most that the board may draw. ``clock_mhz``: at which a GPU is locked; 0: its boost
+    clock, or what the power limit leaves of it. Raises InputError for both together.
     """
 
     memory: str = "default"
     power_limit_w: float = 0.0
+    clock_mhz: float = 0.0
+
+    def __post_init__(self):
+        """Refuse a power limit beside a clock: which of both holds a board back was not learned."""
+        if self.power_limit_w and self.clock_mhz:
+            raise InputError(f"a power limit ({self.power_limit_w:g} W) and a clock ({self.clock_mhz:g} MHz) are not predicted "
+                             "together; give one of them")
 
 
 USUAL_CONDITION = DeviceCondition()

@@ -12,7 +12,7 @@ from lib.errors import InputError, choices
 from lib.predict import registry
 from lib.predict.advice.query import COLUMNS, Answer, CapturedQuery, is_by_runtime
 from lib.predict.networks import gains
-from lib.predict.power import limits
+from lib.predict.power import energy, limits
 from lib.work.run_config import INT8, USUAL_CONDITION, DeviceCondition, RunConfig
 
 _TIE = 0.1  # share of a range's reach, in log time, below which a difference of two predictions says nothing
@@ -82,20 +82,27 @@ def answers(captured: CapturedQuery, predictors: Sequence[registry.Predictor], n
             batch_size: int = 0, condition: DeviceCondition = USUAL_CONDITION) -> list[Answer]:
     """Return the answers of the devices that can be predicted in the run's layout, compiled or not.
 
-    With several GPUs, CPUs are left out; under a power limit, GPUs that do not take it. Raises InputError if no device is left,
-    or if one that was ``named`` is left out.
+    With several GPUs, CPUs are left out; under a power limit or at a clock, devices that do not take it. Raises InputError if
+    no device is left, or if one that was ``named`` is left out.
     """
-    config, limit_w = captured.config, condition.power_limit_w
+    config = captured.config
     results = [Answer(captured, predictor, batch_size, condition) for predictor in predictors]
     able = [answer for answer in results if (config.is_plain or answer.condition or answer.uses_gain or answer.uses_runtime)
             and (config.gpus == 1 or answer.predictor.device_type != "cpu")]
     if not able or (named and len(able) < len(results)):
         unable = choices(answer.predictor.device for answer in results if answer not in able)
         raise InputError(f"no networks were measured in this condition ({config.label}) for: {unable}")
-    refusals = [limit_w and limits.refusal(answer.predictor.kind, limit_w) for answer in able]
+    refusals = [_refusal(answer.predictor.kind, condition) for answer in able]
     if all(refusals) or (named and any(refusals)):
         raise InputError(next(filter(None, refusals if named else reversed(refusals))))  # of a GPU: the CPU is the first
     return [answer for answer, refusal in zip(able, refusals, strict=True) if not refusal]
+
+
+def _refusal(device: str, condition: DeviceCondition) -> str:
+    """Return why a device does not take the condition; empty if it does."""
+    if condition.clock_mhz:
+        return energy.refusal(device, condition.clock_mhz)
+    return limits.refusal(device, condition.power_limit_w) if condition.power_limit_w else ""
 
 
 def predictions(results: Sequence[Answer]) -> pd.DataFrame:

@@ -107,9 +107,14 @@ def _prepared(advice: Advice) -> list[str]:
 
 
 def _limited(advice: Advice) -> list[str]:
-    limit_w = advice.answers[0].device_condition.power_limit_w
-    rows = advice.table.to_dict("records") if limit_w else ()
-    return [f"{row['device']} limited to {limit_w:g} W: {limits.text(row)}." for row in rows]
+    condition = advice.answers[0].device_condition
+    if condition.power_limit_w:
+        how = f"limited to {condition.power_limit_w:g} W"
+    elif condition.clock_mhz:
+        how = f"at {condition.clock_mhz:g} MHz"
+    else:
+        return []
+    return [f"{row['device']} {how}: {limits.text(row)}." for row in advice.table.to_dict("records")]
 
 
 def _graded(advice: Advice) -> list[Row]:

@@ -13,7 +13,6 @@ import pandas as pd
 from lib.errors import InputError, choices
 from lib.measure.networks import allocator
 from lib.predict import boards, parallel, registry, scores, steps
-from lib.predict.analytic import roofline
 from lib.predict.cards import rows as card_rows
 from lib.predict.cards import whole_networks
 from lib.predict.cards.features import Condition
@@ -30,7 +29,7 @@ from lib.work.runtimes import TORCH, runtime_of
 
 COLUMNS = (*"device source predicted_ms low_ms high_ms images_per_sec predicted_gbps memory_mb bound below_roof out_of_range "
             "fits measured_ms price_per_million dtype energy_j energy_low_j energy_high_j "
-            "latency_type widened rss_mb rss_low_mb rss_high_mb".split(), *limits.COLUMNS, *quote.COLUMNS,
+            "latency_type widened rss_mb rss_low_mb rss_high_mb".split(), *limits.COLUMNS, "clock_mhz", *quote.COLUMNS,
            *(f"{name}_ms" for name in STEP_PHASES), "parallel_ms", "scaling_efficiency", "gradients_mb", "input_mb",
            "not_modelled", "flops_not_known")
 _LEAST_BATCH = 2  # a single sample runs other kernels than a batch: no line goes through it
@@ -198,20 +197,32 @@ class Answer:
 
     @cached_property
     def estimate(self) -> Estimate | Step:
-        """Predict a forward pass, or a training step with all of its parts, under the query's power limit."""
-        limit_w = self.device_condition.power_limit_w
-        return limits.limited(self._without_power_limit, self.ratios(limit_w)) if limit_w else self._without_power_limit
+        """Predict a forward pass, or a training step with all of its parts, under the query's power limit or clock."""
+        usual, condition = self._without_power_limit, self.device_condition
+        if not (condition.power_limit_w or condition.clock_mhz):
+            return usual
+        return limits.limited(usual, self._changes, of_gpu=bool(condition.clock_mhz))
 
     @cached_property
-    def roofline(self) -> tuple[float, float]:
-        """Give the passes' roofline time over the predicted time, and the share of the former that memory bounds."""
-        work, device, estimate = self.work, self.predictor, self._without_power_limit
-        passes = getattr(estimate, "passes", estimate)
-        return device.roof_ms(work) / passes.predicted_ms, roofline.memory_share(work.flops_and_bytes, device.roof)
+    def load(self) -> energy.Load:
+        """Give what the passes ask of a GPU, at its boost clock."""
+        estimate = self._without_power_limit
+        return energy.Load.of(self.work, getattr(estimate, "passes", estimate), self.predictor)
 
     def ratios(self, limit_w: float) -> dict[str, float]:
         """Return what a power limit that the device takes (``limits.refusal``) changes; nothing for 0."""
-        return limits.shipped().ratios(self.predictor.kind, limit_w, *self.roofline) if limit_w else {}
+        if not limit_w:
+            return {}
+        drawn_w = energy.shipped().watts(self.load, self.predictor.kind, self._without_power_limit.predicted_ms)
+        return limits.shipped().ratios(self.predictor.kind, limit_w, drawn_w)
+
+    @cached_property
+    def _changes(self) -> dict[str, float]:
+        """Give what the query's power limit or clock changes."""
+        clock_mhz = self.device_condition.clock_mhz
+        if clock_mhz:
+            return energy.shipped().ratios(self.load, self.predictor.kind, clock_mhz)
+        return self.ratios(self.device_condition.power_limit_w)
 
     @cached_property
     def _without_power_limit(self) -> Estimate | Step:
@@ -354,7 +365,6 @@ class Answer:
         gpus, runtime = self.config.gpus, passes.provenance.runtime
         rate = gpus * self.config.instances * work.batch_size / estimate.predicted_ms * 1e3
         price, resident_mb = predictor.price_per_hour, self._resident_mb()
-        ratios = self.ratios(self.device_condition.power_limit_w)
         branches = [f"values at {place} (those of random inputs)" for place in work.branches]
         return {"device": predictor.device, "source": predictor.source(passes), **estimate.times, "images_per_sec": rate,
                 "memory_mb": self.memory_mb,
@@ -367,16 +377,19 @@ class Answer:
                 "latency_type": "end_to_end", "widened": self.is_widened,
                 **quote.quote(self).columns,
                 "price_per_million": price * gpus / rate * 1e6 / 3600 if price else math.nan, **resident_mb,
-                **self._joules(ratios.get("energy_ratio", 1.0)), **ratios, **getattr(estimate, "columns", {}),
+                **self._joules(), **self._changes, **getattr(estimate, "columns", {}),
                 "gradients_mb": parallel.gradients_mb(work), "input_mb": work.input_values * 4 / 1e6,
                 "parallel_ms": passes.parallel_ms,
                 "scaling_efficiency": 1 - passes.parallel_ms / passes.predicted_ms,
                 "not_modelled": choices([*work.not_modelled, *branches]), "flops_not_known": choices(work.uncounted)}
 
-    def _joules(self, energy_ratio: float) -> dict[str, float]:
+    def _joules(self) -> dict[str, float]:
         """Return the joules per sample with an interval."""
-        return energy.per_sample(self.predictor.kind, self._without_power_limit.times, self.roofline,
-                                 self.work.batch_size, energy_ratio)
+        clock_mhz = self.device_condition.clock_mhz
+        times = (self.estimate if clock_mhz else self._without_power_limit).times
+        joules = energy.shipped().per_sample(self.load, self.predictor.kind, times, self.work.batch_size, clock_mhz)
+        ratio = 1.0 if clock_mhz else self._changes.get("energy_ratio", 1.0)
+        return {name: value * ratio for name, value in joules.items()}
 
     def _resident_mb(self) -> dict[str, float]:
         """Return the resident MB that a fresh process grows by, with an interval; empty if none was learned."""
@@ -401,7 +414,8 @@ class Answer:
     def _measured_ms(self) -> float:
         """Return the measured ms of this very query on the device, NaN without one; a training step's is from its profile."""
         config, batch_size = self.config, self.work.batch_size
-        if self.device_condition.power_limit_w or config.gpus > 1 or config.threads:
+        condition = self.device_condition
+        if condition.power_limit_w or condition.clock_mhz or config.gpus > 1 or config.threads:
             return math.nan
         if config.mode == "train":
             return steps.measured_step_ms(self.predictor, config.network, batch_size) if config.dtype == "fp32" else math.nan

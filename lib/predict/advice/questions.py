@@ -19,9 +19,10 @@ from lib.progress import track
 from lib.work.run_config import USUAL_CONDITION, DeviceCondition, RunConfig
 
 FIELDS = ["model", "batch_size", "device", "mode", "dtype", "input", "layout", "compile", "gpus", "runtime", "threads",
-          "instances"]
+          "instances", "clock_mhz"]
 _NAMES = {"model": "network", "input": "input_shape", "compile": "compiled"}  # of fields of a run that are called otherwise
-_NUMBERS = ("batch_size", "gpus", "threads", "instances")
+_APART_OF_RUN = ("device", "clock_mhz")  # fields that are no part of a RunConfig
+_NUMBERS = ("batch_size", "gpus", "threads", "instances", "clock_mhz")
 COLUMNS = ("question", *FIELDS, *(name for name in advise.COLUMNS if name not in FIELDS), "error")
 _APART = ["layout", "compiled", "gpus", "runtime", "threads", "instances"]  # captures do not depend on them
 _FEW = 2  # batch sizes of a network, beside single samples, up to which each is captured
@@ -31,19 +32,23 @@ _LARGEST_DIGITS = 9
 
 @dataclass(frozen=True)
 class Question:
-    """One row of a table of questions; an empty ``device`` asks all devices, ``error`` says what is wrong with the row."""
+    """One row of a table of questions; an empty ``device`` asks all devices, ``error`` says what is wrong with the row.
+
+    ``clock_mhz`` 0: that of the condition in which all are asked.
+    """
 
     number: int
     config: RunConfig
     device: str = ""
     error: str = ""
+    clock_mhz: int = 0
 
     @property
     def columns(self) -> dict[str, Any]:
         """Return the question as columns of the answer."""
-        config = {name: getattr(self.config, _NAMES.get(name, name)) for name in FIELDS if name != "device"}
+        config = {name: getattr(self.config, _NAMES.get(name, name)) for name in FIELDS if name not in _APART_OF_RUN}
         return {"question": self.number, "device": self.device, **config, "batch_size": config["batch_size"] or None,
-                "threads": config["threads"] or None}
+                "threads": config["threads"] or None, "clock_mhz": self.clock_mhz or None}
 
     @property
     def shared(self) -> RunConfig:
@@ -89,9 +94,9 @@ def _question(number: int, row: Mapping[str, str], usual: RunConfig) -> Question
         error = "it names no model"
     if texts["compile"] and values["compile"] is None:
         error = f"compile {texts['compile']!r} is none of: {choices(_TRUTH)}"
-    device = known(values.pop("device"), ("cpu",))
+    device, clock_mhz = known(values.pop("device"), ("cpu",)), values.pop("clock_mhz")
     stated = {_NAMES.get(name, name): value for name, value in values.items() if value or value is False}
-    return Question(number, replace(usual, **stated), device, error)
+    return Question(number, replace(usual, **stated), device, error, clock_mhz)
 
 
 def answer(questions: Sequence[Question], more: Sequence[str] = (),
@@ -127,6 +132,7 @@ def _answered(question: Question, at, models, more: Sequence[str], condition: De
             raise InputError(question.error)
         config = question.config
         check(config)
+        condition = replace(condition, clock_mhz=question.clock_mhz or condition.clock_mhz)
         captured = at(config.batch_per_gpu)
         captured = captured.with_changes(**{name: getattr(config, name) for name in _APART},
                                          batch_size=captured.config.batch_size * config.gpus)

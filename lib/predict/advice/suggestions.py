@@ -141,7 +141,8 @@ def _larger_batches(answer: Answer) -> Iterator[Change]:
 def _power_limit(answer: Answer) -> Iterator[Change]:
     """Yield the limit that saves most energy at a small cost of time, if its whole range saves energy."""
     card = load_devices().get(answer.predictor.kind)
-    if card and card.least_power_w and not answer.device_condition.power_limit_w:
+    condition = answer.device_condition
+    if card and not limits.refusal(card.id, card.power_w) and not condition.power_limit_w and not condition.clock_mhz:
         saving = [ratios for ratios in map(answer.ratios, np.arange(card.least_power_w, card.power_w, _STEP_W))
                   if ratios["time_ratio"] <= _SLOWER and ratios["energy_ratio_high"] < 1]
         for best in sorted(saving, key=itemgetter("energy_ratio"))[:1]:

@@ -22,7 +22,10 @@ from lib.predict.cards.card_model import CardModel
 from lib.predict.cards.features import Condition
 from lib.predict.held_out import (
     ALL,
+    CLOCK,
     GAINS,
+    JOULES,
+    JOULES_TIMED,
     LIMITS,
     NETWORKS,
     NEW_CARDS,
@@ -40,7 +43,7 @@ from lib.predict.networks import gains as cpu_gains
 from lib.predict.networks import resident, step
 from lib.predict.networks import runtimes as cpu_runtimes
 from lib.predict.operators.cost_model import ANY_GPU, CostModel
-from lib.predict.power import limits
+from lib.predict.power import energy, limits
 from lib.predict.scores import OUTSIDE, score_draws, score_gains
 
 KEYS = "device what kind mode condition left_out source".split()
@@ -84,8 +87,11 @@ QUESTIONS = {  # that people ask: the rows of ``table`` that tell how right the 
     "the peak of memory that tensors take": f"what == '{TENSORS}'",
     **{f"the memory that a process comes to occupy, {kind}": f"what == '{RESIDENT}' and kind == '{kind}'"
        for kind in (FIRST, LATER)},
+    "joules of a network on a card that nobody measured": f"what == '{JOULES}'",
+    "joules of a network on a card that nobody measured, given its time": f"what == '{JOULES_TIMED}'",
+    "the time of a network at a stated clock": f"what == '{CLOCK}'",
     **{f"how a power limit changes the {name} on a card that nobody measured":
-       f"what == '{what}' and left_out == 'cards'" for name, what in LIMITS.items()}}
+       f"what == '{what}'" for name, what in LIMITS.items()}}
 _GRADED = {"median_pct": "typical error %", "mape_pct": "mean error %", "coverage_pct": "inside the 90 % range, %",
            "family_coverage_pct": "by family, %", "baseline_pct": "simple rule, mean error %"}
 ERROR_GRADES = {"A": 6.0, "B": 12.0, "C": 25.0, "D": np.inf}  # mean error at most, %
@@ -93,7 +99,7 @@ Row = dict[str, Any]  # KEYS and scores, by their names in SCORES
 
 
 def table(reference: str = "") -> pd.DataFrame:
-    """Return COLUMNS of all that ships: cards of whole networks, reference machines, models of operators, power limits, steps.
+    """Return COLUMNS of all that ships: cards of whole networks, reference machines, models of operators, power, steps.
 
     ``reference`` names one more machine, an imported one.
     """
@@ -103,7 +109,7 @@ def table(reference: str = "") -> pd.DataFrame:
     cards = {device: CardModel.load(path) for device, path in card_model.files_of_cards().items()}
     rows = chain(*map(scores_of_card, cards.values()), _of_cards(cards, NEW_CARDS),
                  of_final_set(), *(of_machine(*machine) for machine in machines.items()), *map(of_operators, models),
-                 _scored(load(limits.PATH)), _of_steps(), _of_cards(cards, GAINS),
+                 _scored(load(energy.PATH)), _scored(load(limits.PATH)), _of_steps(), _of_cards(cards, GAINS),
                  ({**line, "baseline": line["constant_mape"]} for line in _of_cpus(cpu_gains.FOLDER, scorer=score_gains)),
                  _of_cpus(cpu_runtimes.FOLDER))
     scores = pd.DataFrame(list(rows)).reindex(columns=[*KEYS, *SCORES])
