@@ -138,7 +138,8 @@ step networks_energy 180 "$networks" lib measure networks --plan params/networks
 # shellcheck disable=SC2086
 step card_tests 240 "$tests transformers accelerate torchmetrics mlflow SQLAlchemy" $pytest \
     tests/test_campaign.py tests/test_cuda.py tests/test_energy.py tests/test_finetune.py tests/test_gpus.py \
-    tests/test_networks.py tests/test_profiler_events.py tests/test_profiles.py tests/test_steps.py
+    tests/test_networks.py tests/test_profiler_events.py tests/test_profiles.py tests/test_recurrent.py \
+    tests/test_steps.py
 step sweep_energy 180 "" lib run 03 --devices "$device" -p op all -p energy_s 2 -p name gpu_energy -p budget_s "{total}"
 step networks_compiled 180 "" lib measure networks --plan params/networks_gpu_compiled.yaml --device "$device" \
     --name gpu_compiled --budget-s "{seconds}"
