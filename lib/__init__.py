@@ -16,8 +16,8 @@ The map of the library, the lowest room first. A room imports only from rooms be
                  parallel, training, network_training, gain_training, runtime_training,
                  calibrate_networks, calibrate
                  analytic/ FLOPs, roofline, counters   operators/ cost model     networks/ sums of operators, gains, memory
-                 cards/ whole networks on GPUs         learners/ trees, perceptrons
-                 power/ watts, joules, power limits    evaluation/ baselines, outsiders, labelled rates
+                 gpu/ the model of networks on GPUs    gpu_training/ its training, calibration
+                 power/ watts, joules, power limits    evaluation/ baselines, outsiders
                  trust/ held-out errors, scoreboard    advice/ answers to one question or many
                  published/ readers of others' tables and labels
     schedule   where it runs: problem, state, policies, loop, simulation, risk

@@ -57,13 +57,13 @@ def nightly(*values):
     return pytest.param(*values, marks=pytest.mark.nightly)
 
 
-def advice_on(devices, *config, power_limit_w=0.0, **more):
-    """Return the advice on a run for one device or several."""
+def advice_on(devices, *config, power_limit_w=0.0, clock_mhz=0, **more):
+    """Return the advice on a run for one device or several, perhaps under a power limit or at a clock."""
     from lib.predict.advice import advise
     from lib.work.run_config import DeviceCondition, RunConfig
 
     several = [devices] if isinstance(devices, str) else devices
-    return advise.advise(RunConfig(*config, **more), several, DeviceCondition(power_limit_w=power_limit_w))
+    return advise.advise(RunConfig(*config, **more), several, DeviceCondition(power_limit_w=power_limit_w, clock_mhz=clock_mhz))
 
 
 def refused(words):

@@ -114,7 +114,7 @@ def test_an_imported_cpu_is_trained_on_its_own_sweeps_and_advice_knows_it(home, 
     folder = swept("box", convolutions, "cpu", latency_ms=convolutions["latency_ms"] * 7)
     with refused("no fp32 model of box; .* has: none; train .* models --train box"):
         registry.for_devices(["box"], "fp32")
-    scores, reasons = evaluate.own_machine("box", quick=True)
+    scores, reasons = evaluate.own_machine("box")
     assert set(scores["device"]) == {"cpu"} and reasons == []
     assert [path.name for path in (folder / "trained").iterdir()] == ["cpu-box-feedbeef_fp32.json.gz"]
     (predictor,), (committed,) = registry.for_devices(["box"], "fp32"), registry.for_devices([COMMITTED.name], "fp32")
@@ -132,7 +132,7 @@ def test_an_imported_cpu_is_trained_on_its_own_sweeps_and_advice_knows_it(home, 
 def test_too_few_rows_to_train_on_are_one_line(home, convolutions):
     swept("box", convolutions.head(20), "cpu")
     with refused(r"no sweep of 40 usable rows or more \(20 of 20 rows are usable\); measure one"):
-        evaluate.own_machine("box", quick=True)
+        evaluate.own_machine("box")
 
 
 def test_the_newest_file_of_a_device_is_not_that_of_one_whose_number_begins_alike(tmp_path):

@@ -28,7 +28,7 @@ def products(swept):
 
 @pytest.fixture(scope="module")
 def model(products):
-    return fitting.fit(products.iloc[::2], {"source": "test"}, quick=True)
+    return fitting.fit(products.iloc[::2], {"source": "test"})
 
 
 @pytest.mark.parametrize("op", spaces.load_sweeps().spaces)

@@ -17,7 +17,7 @@ from lib.predict.networks import gains
 from lib.predict.networks.gains import TERMS
 from lib.predict.scores import score_gains
 from lib.work.run_config import RunConfig
-from tests.test_cards import advised, answered, change
+from tests.gpu_networks import advised, answered, change
 from tests.test_published import refused
 
 

@@ -1,6 +1,5 @@
 """The models of GPUs: bounded wherever they are asked, ordered as the cards are, honest about whom they were learned of."""
 
-import re
 from dataclasses import replace
 from functools import cache, partial
 from itertools import product
@@ -10,9 +9,11 @@ import pandas as pd
 import pytest
 
 from lib.config.definitions import load_devices
-from lib.predict import boards, registry, training, transfer
+from lib.predict import registry, training, transfer
 from lib.predict.advice.query import Answer, CapturedQuery
 from lib.predict.evaluation import gpu_kernels
+from lib.predict.gpu import form
+from lib.predict.gpu.model import GpuModel
 from lib.predict.operators import features, features_gpu, fitting, gradients, inputs
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.features_gpu import Chip
@@ -67,16 +68,16 @@ def gemms():
 
 @pytest.fixture(scope="module")
 def published():
-    """Predict two networks by their kernels on each GPU with a model."""
+    """Predict two networks on each GPU whose kernels were measured."""
     rows, swept = [], {device for device, _ in registry.model_files(shipped=True)}
     gpus = {dtype: [gpu for gpu in registry.for_devices([], dtype) if gpu.device in swept] for dtype in DTYPES}
     for dtype, network, batch in product(DTYPES, ("vit_b_16", "resnet50"), (1, 64)):
-        work = CapturedQuery(RunConfig(network, batch, dtype=dtype)).work(device_type="cuda")
+        captured = CapturedQuery(RunConfig(network, batch, dtype=dtype))
         for gpu in gpus[dtype]:
-            estimate = gpu.estimate(work)
-            rows.append({"network": network, "batch_size": batch, "dtype": dtype, "device": gpu.device,
-                         "source": gpu.source(estimate), "bound": gpu.bound(work, estimate.predicted_ms),
-                         **estimate.times, "roof_ms": gpu.roof_ms(work), "launches_ms": gpu.launches_ms(work)})
+            answer = Answer(captured, gpu)
+            row = answer.columns
+            rows.append({"network": network, "batch_size": batch, **row, "roof_ms": answer.passes.provenance.gpu.roof_ms,
+                         "launches_ms": answer.passes.launches_ms})
     return pd.DataFrame(rows)
 
 
@@ -97,46 +98,36 @@ def test_no_kernel_is_faster_than_the_stated_peak(monkeypatch):
     assert (answer["high_ms"] / answer["predicted_ms"]).tolist() == pytest.approx([np.exp(0.5)] * 3), "its range moves with it"
 
 
-def test_no_network_is_faster_than_the_stated_peak(monkeypatch):
+def test_no_product_in_a_network_is_faster_than_the_stated_peak(monkeypatch):
     def passes():
         return Answer(CapturedQuery(RunConfig("vit_b_16", 64)), registry.predictor("h100-sxm", "fp32")).passes
 
-    usual = passes()
-    fast = dict.fromkeys(usual.parts.kernels_ms, 0.01)
-    monkeypatch.setattr(boards, "rates", lambda device: boards.Rates(fast, dict.fromkeys(usual.parts.launches, 1e-6)))
-    peak_ms = 64 * 17.6e9 * 2 / 67e9  # 17.6 G multiply-adds a picture
-    assert passes().predicted_ms == pytest.approx(peak_ms, rel=0.02) and peak_ms < usual.predicted_ms
+    usual_ms = passes().predicted_ms
+    monkeypatch.setattr(GpuModel, "weights", lambda *_: np.append(np.full(form.SIZE - 3, 50.0), [-60.0] * 3))
+    peak_ms = 64 * 17.4e9 * 2 / 67e9  # 17.4 G multiply-adds a picture, without the convolution
+    assert passes().predicted_ms == pytest.approx(peak_ms, rel=0.03) and peak_ms < usual_ms
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_faster_cards_are_not_slower(published, dtype):
     """Ordered are two cards of which one has both the higher peak rate and the higher bandwidth, by a fifth or more.
 
-    A card that is bound by launches takes the time of the host on which its data were published, not its own: an eager
-    activation takes at least 38 µs on the V100's and 31 µs on the T4's and the A100's. The P100's is the slowest: an addition
-    takes 41 µs, on the P4's 26, which counts in every operator of a small batch.
+    A card that is bound by launches takes the time of the hosts on which it was measured, which may be slower.
     """
     rows = published[published["dtype"] == dtype]
     cards = [VENDORS[name] for name in rows["device"]]
     rows = rows.assign(gflops=[card.peak_gflops[dtype] for card in cards], gbps=[card.peak_gbps for card in cards])
     pairs = rows.merge(rows, on=["network", "batch_size"], suffixes=("", "_slow"))
     pairs = pairs.query("gflops >= 1.2 * gflops_slow and gbps >= 1.2 * gbps_slow")
-    slow_host = pairs.eval("device == 'p100-pcie-16gb' and device_slow == 'p4' and batch_size == 1")
-    allowed = np.select([slow_host, pairs["bound"] == "launch"], [1.45, 1.25], 1.0)
+    allowed = np.where(pairs["bound"] == "launch", 1.6, 1.0)
     assert len(pairs) > 50
     assert not len(wrong := pairs[pairs["predicted_ms"] > allowed * pairs["predicted_ms_slow"]]), wrong
 
 
 def test_answers_say_of_whom_they_were_learned(published):
-    source = published[published["batch_size"] == 64].set_index(["dtype", "device", "network"])["source"]
-    for case, words in {
-            ("fp32", "v100-pcie-32gb", "vit_b_16"): "^predicted$",
-            ("fp32", "a100-pcie-80gb", "vit_b_16"): "zero-shot from a100-pcie-40gb$",  # a sibling before any GPU
-            ("fp32", "h100-sxm", "vit_b_16"): "zero-shot from any-gpu$",
-            ("bf16", "a100-pcie-80gb", "vit_b_16"): "zero-shot from a100-sxm-80gb$",  # of whom most of the time is
-            ("bf16", "a100-pcie-40gb", "vit_b_16"): "zero-shot from a100-pcie-40gb fp32$",  # its own kernels' casts
-            ("bf16", "h100-sxm", "resnet50"): "^zero-shot"}.items():  # no convolution was published in 16 bits
-        assert re.search(words, source[case]), case
+    source = published.set_index(["dtype", "device", "network", "batch_size"])["source"]
+    assert source["fp32", "v100-pcie-32gb", "vit_b_16", 64] == "learned from networks on this card"
+    assert source["bf16", "b200", "resnet50", 64] == "learned from networks on other cards"
 
 
 def test_what_is_far_out_of_range_stays_in_proportion():
@@ -222,7 +213,7 @@ def test_families_of_one_part_have_intervals_of_their_own(tmp_path):
     ops, ms = np.repeat(["elementwise", "softmax", "layer_norm"], counts), 0.01 + 2 * moved / T4.bytes_per_ms
     rows = pd.DataFrame({**FACTS, "layout": "", "op": ops, "kind": "add", "rows": size[:, 0], "columns": size[:, 1],
                          "flops": moved / 8, "bytes": moved, "latency_ms": ms * np.exp(noise)})
-    part = fitting.fit_part(rows, FRAMES, shapes_of(rows), "boosted", quick=True)
+    part = fitting.fit_part(rows, FRAMES, shapes_of(rows))
     assert set(part.families) == {"elementwise", "softmax"}
     shown = part.held_out
     cover = rows["latency_ms"].between(shown["low_ms"], shown["high_ms"]).groupby(rows["op"]).mean()
@@ -287,10 +278,10 @@ def test_no_fold_splits_the_ms_of_one_matrix():
     sizes = np.array([(m, n, k) for n, k in np.random.default_rng(0).integers(1, 64, (12, 2)) * 64 for m in (1, 16, 17, 256)])
     table = products(*sizes.T, item=2, dtype="bf16", hardware_id="published:b200")
     table["latency_ms"] = 0.003 + table["bytes"] / 4e9
-    model = training.gpu_model("b200", table, "aiconfigurator", "bf16", quick=True)
+    model = training.gpu_model("b200", table, "aiconfigurator", "bf16")
     fold = model.parts["gemm forward"].held_out["fold"]
     split = fold.groupby(matrices_of(table)).agg(["min", "max"])
-    assert (split["min"] == split["max"]).all() and set(fold) == {0, 1, 2}
+    assert (split["min"] == split["max"]).all() and set(fold) == {*range(5)}
 
 
 

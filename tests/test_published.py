@@ -8,7 +8,9 @@ import pytest
 from lib import files, paths, store
 from lib.cli.data import KINDS
 from lib.predict import published
-from lib.predict.published import aiconfigurator, kernels
+from lib.predict.published import aiconfigurator, energaizer, kernels
+from lib.work import networks
+from lib.work.graph import capture
 from tests import refusal, refused
 
 CONV = ("OPName,Latency,Device,Kernels,B,Input_Channel,Output_Channel,Kernel_Szie,Input_Size,Stride,Padding\n"
@@ -133,3 +135,34 @@ def test_what_can_be_no_time_is_a_failed_row(tmp_path, latency):
     (table,) = kernels.pytorch_scheduler(path).values()
     assert table["status"].tolist() == ["ok", "failed"]
     assert table["latency_ms"].isna().tolist() == [False, True]
+
+
+ENERGAIZER = """workload,energy,time,avg_freq,temp
+bertmodel_large_pbf16_b8_s128_modeprefill_freq900_iter2239.csv,1.5,14.0,900,60
+optmodel_opt-1p3b_pfp32_b2_s512_modeprefill_attneager_freq1410_iter12.csv,9.0,50.0,1250.5,60
+resnet101__pbf16_b16_freq900_iter2437.csv,1.4,13.0,900,61
+"""
+
+
+def test_energaizers_workloads_are_networks_with_their_settings(tmp_path):
+    (tmp_path / "dvfs.csv").write_text(ENERGAIZER)
+    bert, opt, resnet = energaizer.read(tmp_path / "dvfs.csv").to_dict("records")
+    assert bert == {"device": "a100-pcie-40gb", "model": "hf:bert-large", "input": "128:int64", "dtype": "bf16",
+                    "batch_size": 8, "clock_mhz": 900, "mean_mhz": 900, "measured_ms": 14.0, "energy_j": 1.5,
+                    "power_w": pytest.approx(1500 / 14)}
+    assert (opt["model"], opt["dtype"], opt["clock_mhz"], opt["mean_mhz"]) == ("hf:opt-1.3b", "fp32", 1410, 1250.5)
+    assert (resnet["model"], resnet["input"], resnet["batch_size"]) == ("resnet101", "", 16)
+    (tmp_path / "a10.csv").write_text(ENERGAIZER.replace("bertmodel_large", "nomodel_large"))
+    with refused("unknown workload 'nomodel_large_pbf16_b8.*networks are: resnet101_, bertmodel_large"):
+        energaizer.read(tmp_path / "a10.csv")
+    with refused("is no file of EnergAIzer: a100.csv, a10.csv, dvfs.csv"):
+        energaizer.read(tmp_path / "other.csv")
+
+
+@pytest.mark.parametrize("model, sample, millions", [
+    ("hf:bert-large", "", 335), ("hf:gpt2", "", 124), ("hf:opt-1.3b", "", 1316), ("hf:qwen2-1.5b", "", 1544),
+    ("hf:vit-large", "", 304), ("hf:mobilevit-small", "", 5), ("resnet101", "", 45)])
+def test_energaizers_networks_have_their_published_sizes(tmp_path, model, sample, millions):
+    network = networks.network(energaizer.write_configs(tmp_path)[model], 1, sample)
+    weights = sum(weight.numel() for weight in capture.prepared(network).parameters())
+    assert round(weights / 1e6) == pytest.approx(millions, abs=2)

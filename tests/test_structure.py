@@ -102,7 +102,7 @@ DOORS = {"lib.csv_files": "pd.read_csv pd.read_excel", "lib.config.base": "YAML"
          "lib.work.weights": "torch.load",
          "lib.predict.model_file": "json.loads"}
 OWN = dict.fromkeys(("lib.schedule.run.processes",
-                     "lib.measure.networks.heap_replay", "lib.measure.networks.end_to_end", "lib.measure.networks.visits_file",
+                     "lib.measure.networks.end_to_end", "lib.measure.networks.visits_file",
                      "lib.measure.operators.device_sweep", "lib.measure.operators.aggregate", "lib.measure.machine",
                      "lib.predict.published.kernelbench"),
                     "json.loads") | {

@@ -1,29 +1,25 @@
 """Which answer can be trusted: one table of errors on what was held out, and the line that is quoted of it beside an answer."""
 
-import math
-
 import numpy as np
 import pandas as pd
 import pytest
 from torch import nn
 
+from lib.config.definitions import load_devices
 from lib.measure import archive
-from lib.predict import held_out as held_out_rows
 from lib.predict import registry
 from lib.predict.advice.query import Answer, CapturedQuery
-from lib.predict.cards import card_errors, card_model, rows
-from lib.predict.cards.features import Condition
+from lib.predict.gpu import rows
 from lib.predict.networks import architectures, work
 from lib.predict.transfer_cpu import CALIBRATED
 from lib.predict.trust import errors, quote
 from lib.work import networks
 from lib.work.networks import Network
 from lib.work.run_config import RunConfig
-from tests import output_of, refusal, refused
-from tests.test_cards import EAGER, answered
+from tests import output_of, refusal
+from tests.gpu_networks import answered
 
 CPU = "amd-epyc-2c-ea2da3d4"
-SHIPPED = card_model.FOLDER
 
 
 @pytest.fixture(scope="module")
@@ -92,45 +88,25 @@ def test_errors_of_networks_on_a_cpu_are_those_of_its_predictions(table, predict
     assert of(shown, what="networks")["n"].sum() == 2 * len(usable), "all, and each by its kind"
 
 
-@pytest.mark.parametrize("device", ["rtx-3090", "rtx-4090", "rtx-pro-6000-max-q"])
-def test_errors_by_kind_are_of_the_models_that_ship(device):
-    """Both are written by models --train timm: of another training they would differ."""
-    of_kinds = card_errors.scores(device, errors.NETWORKS)
-    half = of_kinds.apply(lambda row: card_errors.half_of(device, Condition.from_name(row["condition"]), row["kind"]), axis=1)
-    assert of_kinds.loc[half.notna(), "cover"].between(84, 95).all() and half[of_kinds["kind"] == "all"].notna().all()
-    for condition, fitted in card_model.of_device(device).conditions.items():
-        kinds = of(of_kinds, condition=condition.name)
-        of_all = one(kinds, kind="all")
-        assert [of_all[name] for name in ("mape", "median", "bias", "n")] == pytest.approx(
-            [fitted.scores[name] for name in ("mape", "median", "bias", "n")], abs=0.05), "fits differ in their last digits"
-        part = kinds[kinds["kind"] != "all"]
-        assert part["mape"] @ part["n"] / fitted.scores["n"] == pytest.approx(fitted.scores["mape"], abs=0.05)
-
-
-@pytest.mark.parametrize("name, message", [("final.csv", "lacks the columns"), ("rtx-4090.parquet", "rtx-4090.parquet")])
-def test_a_damaged_table_is_one_line(name, message, tmp_path, monkeypatch):
-    (tmp_path / name).write_text("device,mape\nrtx-4090,3\n")
-    monkeypatch.setattr(card_model, "FOLDER", tmp_path)
-    with refused(message):
-        list(errors.of_final_set() if "final" in name else errors.scores_of_card(card_model.of_device("rtx-4090", SHIPPED)))
-
-
 def test_an_answer_of_a_card_quotes_its_kind_and_condition(table):
     answer = answered("rtx-4090", "vit_b_32", 64, layout="channels_last")
-    row = one(table, device="rtx-4090", what="networks", kind="transformer", condition="eager, amp_fp16, nhwc, torch 2.4.0")
-    assert [answer[f"held_out_{name}"] for name in quote.NUMBERS.values()] == [row[name] for name in quote.NUMBERS.values()]
-    assert answer["held_out"].startswith("transformer networks on rtx-4090, infer, eager, amp_fp16, nhwc, torch 2.4.0: MAPE ")
-    assert answer["held_out"].endswith("left out: families of timm (timm)")
+    row = one(table, device="rtx-4090", what="networks", kind="transformer", condition="eager-amp_fp16-nhwc", source="timm")
+    assert [answer[f"held_out_{name}"] for name in ("mape_pct", "median_pct")] == pytest.approx(
+        [row["mape_pct"], row["median_pct"]], rel=0.5), "of both layouts together"
+    assert answer["held_out"].startswith("transformer networks on rtx-4090, infer, eager-amp_fp16-nhwc: MAPE ")
+    assert answer["held_out"].endswith("left out: families (timm)")
+    assert "it learned from no network on this card" in answered("b200", "vit_b_32", 64)["held_out"]
+
+
+def test_every_gpu_figure_stands_beside_a_simple_rule(table):
+    networks = table[table["what"].isin([errors.NETWORKS, errors.NEW_CARDS]) & table["device"].isin(load_devices())]
+    assert networks["baseline_pct"].notna().all() and len(networks) > 50
 
 
 @pytest.fixture
 def cpu():
     model = registry.load(registry.model_files(shipped=True)[f"cpu-{CPU}", "fp32"])
     return registry.Predictor("cpu", "fp32", model)
-
-
-def gpu(device, dtype):
-    return registry.for_devices([device], dtype, shipped=True)[0]
 
 
 def quoted(predictor, *query, **more):
@@ -161,18 +137,6 @@ def test_a_calibrated_cpu_quotes_its_own_calibration(cpu):
     assert quoted(cpu, "simple_cnn").words == "no network was measured when this machine was calibrated"
 
 
-def test_an_answer_of_kernels_quotes_its_operators_by_their_share_of_the_time():
-    t4 = gpu("t4", "fp32")
-    given, scores = quoted(t4, "resnet50", 8), [part.scores["mape"] for part in t4.model.parts.values() if part.scores]
-    assert min(scores) < given.numbers["mape"] < max(scores)
-    assert math.isnan(given.columns["held_out_coverage_pct"])
-    assert given.words.startswith("it learned from no network on this card; of its operators, by share of the time: ")
-    assert "convolution forward" in given.words
-    assert "shapes, in folds (neusight)" in given.words
-    assert errors.of_part(t4.model, "memory forward")["left_out"] == "shapes, in folds"
-    assert "(by any-gpu): MAPE" in quoted(gpu("h100-sxm", "fp32"), "resnet50", 8).words
-
-
 def test_each_question_that_people_ask_has_a_grade_by_its_mean_error(table):
     """Means are over devices and conditions, by their numbers of predictions."""
     graded = errors.graded(table).set_index("answer to")
@@ -191,17 +155,3 @@ def test_the_verb_prints_the_errors_and_trains_nothing_beside(table, monkeypatch
     short = output_of("models", "--errors")
     assert len(short.splitlines()) == 2 + len(errors.QUESTIONS) and "NaN" not in short
     assert "not allowed with" in refusal("models", "--errors", "--train", "cpu")
-
-
-def test_a_training_writes_its_predictions_and_they_tell_errors_by_kind(tmp_path, monkeypatch):
-    """A network that is predicted half again too slow among CNNs shows there, and nowhere else."""
-    part = pd.DataFrame({"network": ["a", "b"] * 60, "image_size": 8, "module": ["m", "c"] * 60, "batch_size": 4,
-                         "device": "card", "condition": EAGER.name, "fold": [0, 1] * 60, "log_ms": 0.0,
-                         "log_predicted": [0.0, math.log(1.5)] * 60,
-                         "kind": [architectures.of_rows(rows.of_network(network_of(build)))
-                                  for build in (mixer, lambda: nn.Conv2d(3, 8, 3))] * 60})
-    predictions = card_errors.table(part)
-    monkeypatch.setattr(card_model, "FOLDER", tmp_path)
-    held_out_rows.save(predictions, tmp_path / "card.json")
-    by_kind = card_errors.scores("card", errors.NETWORKS)
-    assert by_kind.set_index("kind")["mape"].to_dict() == pytest.approx({"all": 25, "CNN": 50, "other": 0})

@@ -61,13 +61,15 @@ def _run_config(options: argparse.Namespace) -> Any:
         options.model, batch_size=options.batch_size, mode=options.mode, dtype=options.dtype,
         layout="channels_last" if options.channels_last else "contiguous", gpus=options.gpus,
         runtime=options.runtime, threads=options.threads, instances=options.instances,
-        input_shape=options.input_size, compiled=options.compile)
+        input_shape=options.input_size, compiled=options.compile,
+        autocast=not options.no_autocast)
 
 
 def _device_condition(options: argparse.Namespace) -> Any:
     from lib.work.run_config import DeviceCondition
 
-    return DeviceCondition(power_limit_w=options.power_limit)
+    return DeviceCondition(power_limit_w=options.power_limit, clock_mhz=options.clock_mhz,
+                           host_us=options.host_us)
 
 
 def _advise(options: argparse.Namespace) -> bool:
@@ -165,7 +167,7 @@ def _calibrate(options: argparse.Namespace) -> None:
         print(calibrate.summary(calibrate.calibrate(options.dtype or "fp32",
                                                     options.budget_s or _BUDGET_S)))
         return
-    from lib.predict.cards import calibration
+    from lib.predict.gpu_training import calibration
 
     given = {"--dtype": options.dtype, "--budget-s": options.budget_s}
     if unused := [name for name, value in given.items() if value is not None]:
@@ -192,7 +194,7 @@ def _models(options: argparse.Namespace) -> bool:
             print("Of what no model saw. --all: by device, kind, mode and condition.")
         return False
     if options.train:
-        for text in _trained(options.train, options.quick, options.source, options.labels):
+        for text in _trained(options.train, options.source, options.labels):
             print(text)
     if options.train == "profiles":
         return False
@@ -206,7 +208,7 @@ def _outsiders(options: argparse.Namespace) -> bool:
     from lib.predict.evaluation import outsiders
     from lib.predict.trust import scoreboard
 
-    rows = outsiders.predicted(*options.outsiders, alone=options.ship)
+    rows = outsiders.ship(*options.outsiders) if options.ship else outsiders.predicted(*options.outsiders)
     if rows.empty:
         print("no label could be predicted")
     elif options.all:
@@ -217,8 +219,6 @@ def _outsiders(options: argparse.Namespace) -> bool:
         _print(board, na_rep="-")
     for reason, count in rows.attrs["left_out"].items():
         note(f"left out: {count:,} of {reason}")
-    if options.ship and len(rows):
-        outsiders.ship(rows)
     return rows.empty
 
 
@@ -230,31 +230,33 @@ def _shown(table: Any, digits: int = 1, **how: str) -> str:
     return table.to_string(index=False, float_format=f"{{:.{digits}f}}".format, **how)
 
 
-def _trained(kind: str, quick: bool, source: str, folder: Path) -> Iterator[str]:
+def _trained(kind: str, source: str, folder: Path) -> Iterator[str]:
     """Train models; yield what to print of each."""
     from lib.predict import gain_training, runtime_training
-    from lib.predict.cards import learning, unseen_cards
-    from lib.predict.evaluation import evaluate, power_limits, profiled_steps
+    from lib.predict.evaluation import evaluate, power, power_limits, profiled_steps
 
     if kind == "profiles":
         for path in profiled_steps.learn_all(source):
             scores = profiled_steps.scores(profiled_steps.published(path, source))
             yield f"{path}\n{_shown(scores)}\n"
     elif kind == "cpu":
-        yield evaluate.evaluate(quick=quick).to_string(index=False)
-    elif kind == "timm":
-        table, reasons = learning.material()
-        yield _shown(learning.ship(table))
-        yield _shown(unseen_cards.ship(table))
+        yield evaluate.evaluate().to_string(index=False)
+    elif kind == "gpu":
+        from lib.predict.gpu_training import training
+
+        cases, final, reasons = training.gathered(folder)
+        yield _shown(training.summary(training.ship(cases, final)), 2)
         yield from (f"left out: {name}: {reason}" for name, reason in reasons.items())
-    elif kind == "power-limits":
-        yield _shown(power_limits.ship(folder))
+    elif kind == "power":
+        rows = power.read(folder)
+        yield _shown(power.ship(rows))
+        yield _shown(power_limits.ship(folder, rows))
     elif kind in ("gains", "runtimes"):
         yield _shown((gain_training if kind == "gains" else runtime_training).ship())
     elif kind in ("neusight", "aiconfigurator"):
-        evaluate.published(kind, "bf16" if kind == "aiconfigurator" else "fp32", quick)
+        evaluate.published(kind, "bf16" if kind == "aiconfigurator" else "fp32")
     else:
-        scores, reasons = evaluate.own_machine(kind, quick)
+        scores, reasons = evaluate.own_machine(kind)
         yield scores.to_string(index=False)
         yield from (f"left out: {reason}" for reason in reasons)
 
@@ -305,6 +307,11 @@ def _add_advise(verbs) -> None:
     flag(verb, "--code", "print a program that runs the network so, to paste and run")
     option(verb, "--power-limit", "a lowered power limit of GPUs (default: the board's)",
            number(0, 1e4, above=True), 0.0, metavar="W")
+    option(verb, "--host-us", "what your host takes to launch an operator on a GPU (default: a usual "
+           "host's)", number(0, 1e4, above=True), 0.0, metavar="US")
+    flag(verb, "--no-autocast", "bf16 or fp16 as a whole network, on GPUs")
+    option(verb, "--clock-mhz", "the clock at which GPUs are locked (default: the boost clock)",
+           whole(1), 0, metavar="MHZ")
     flag(verb, "--explain", "print all: origins, held-out errors, price, energy")
     flag(verb, "--verify", "measure the prediction and the changes on this machine's CPU")
     _add_devices(verb)
@@ -312,8 +319,9 @@ def _add_advise(verbs) -> None:
 
 def _add_devices(verb: argparse.ArgumentParser) -> None:
     """Add the options of an answer on several devices."""
-    option(verb, "--dtype", "int8: on this CPU, quantised", default="fp32",
-           choices=("fp32", "bf16", "fp16", "int8"))
+    option(verb, "--dtype", "fp32: TF32 in convolutions of GPUs alone; tf32: in "
+           "matrix products, too; int8: on this CPU, quantised", default="fp32",
+           choices=("fp32", "tf32", "bf16", "fp16", "int8"))
     option(verb, "--device", "a device (cuda:0: this machine's), or a reference machine (NAME, or "
            "cpu@NAME); may be given again (default: all with a model)",
            lambda text: known(text, ["cpu"]), [], action="append")
@@ -327,17 +335,18 @@ def _add_models(verbs) -> None:
     group = verb.add_mutually_exclusive_group()
     option(group, "--train", "cpu: from the first reference machine; the name of a machine, "
            "committed or unpacked: each device that it swept; profiles: whole steps; neusight, "
-           "aiconfigurator, timm: from published data; gains: of layouts and bf16 on a CPU; "
-           "runtimes: of a CPU; power-limits: of GPUs", metavar="WHAT")
+           "aiconfigurator: from published kernels; gpu: from what others measured on GPUs; "
+           "gains: of layouts and bf16 on a CPU; runtimes: of a CPU; power: of GPUs, and what "
+           "power limits and clocks change", metavar="WHAT")
     flag(group, "--errors", "show the errors on held-out data, a graded line per question")
     option(group, "--outsiders", "show the errors on what others measured: tables of DeepBench, "
            "timm, NeuSight, Gavel, Zeus or pytorch-gpu-benchmark, networks.parquet, or your CSV "
            "with the columns model (a network, or an operator: \"matmul gemm_m=64 ...\"), device, "
            "measured_ms, and any others of --questions", a_path, nargs="+", metavar="FOLDER")
-    option(verb, "--labels", "of --train power-limits: summary_power_<device>.csv of Zeus's trace",
+    option(verb, "--labels", "of --train power: summary_power_<device>.csv of Zeus's trace, and "
+           "EnergAIzer's energaizer/{a100,a10,dvfs}.csv",
            a_path, paths.IMPORTED, metavar="FOLDER")
     option(verb, "--source", "of --train profiles: of this machine and imported ones, or the "
            "reference's, which ship", default="measure", choices=("measure", "replay"))
-    flag(verb, "--quick", "train less, in a fraction of the time")
     flag(verb, "--ship", "of --outsiders: save the predictions, and the spread of boards")
     flag(verb, "--all", "of --errors, --outsiders: a line per device, kind, mode and condition")

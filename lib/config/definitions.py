@@ -20,7 +20,8 @@ class VendorDevice(Strict):
     """One entry of ``params/devices.yaml``: what the vendor states of a device, in GFLOP/s (dense), GB/s and 10^6 bytes.
 
     ``multiprocessors``, ``cache_mb`` (the last cache) and ``power_w`` (the most that the board may draw) are 0 where they
-    are not stated, as is ``least_power_w``, the lowest power limit that it takes; the price is what its user pays.
+    are not stated, as are ``least_power_w``, the lowest power limit that it takes, and ``boost_mhz``, the clock of the peak
+    rates; the price is what its user pays.
     ``link_gbps`` is what the link between two boards carries each way: PCIe 3.0 x16 where it is not stated.
     ``architecture`` is the vendor's generation: chips of one are siblings, whose models stand in for one another.
     ``aliases`` are other names that people type for this device and for no other one.
@@ -37,6 +38,7 @@ class VendorDevice(Strict):
     aliases: tuple[str, ...] = ()
     power_w: number(0) = 0.0
     least_power_w: number(0) = 0.0
+    boost_mhz: number(0) = 0.0
     memory: Literal["gddr", "hbm"] = "gddr"
     link_gbps: Rate = 16.0
     price_per_hour: number(above=0) | None = None

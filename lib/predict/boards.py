@@ -1,14 +1,11 @@
 """How far times on boards of others lie from predictions, learned from what outsiders measured, and ranges that hold there.
 
-The error of a kernel or network on a stranger's machine has two parts: what all times of that board and host share (clock,
-cooling, libraries, and what the model does not know of the card), and the rest. Both are learned per kind from labels that no
-model was trained on, one vote per family; a calibration measures the first part and takes it away. A few rates are learned from
-labels, too (``evaluation.labelled_rates``); each label is scored by rates learned without its device and its family.
+The error of a kernel on a stranger's machine has two parts: what all times of that board and host share (clock, cooling,
+libraries, and what the model does not know of the card), and the rest. Both are learned per kind from labels that no model was
+trained on, one vote per family. What gradients of convolutions take is learned from labels, too.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -16,14 +13,13 @@ import numpy as np
 import pandas as pd
 
 from lib import files, paths
-from lib.predict.model_file import AtLeastOne, Format, NotNegative, Positive, Saved, vector
+from lib.predict.model_file import AtLeastOne, Format, NotNegative, Saved, vector
 from lib.predict.scores import COVER, half_interval
 
 PATH = paths.REFERENCE / "models" / "boards.json"
-NETWORK = "network"  # how kinds of networks begin
+_ALL = "kernels"  # of all kinds
 _LEAST_BOARDS = 3
 UNKNOWN_ARCHITECTURE_FACTOR = 2.0  # on ranges of cards and boards of an architecture without a measured card
-_scored: ContextVar["Boards | None"] = ContextVar("scored", default=None)
 
 
 @dataclass(frozen=True)
@@ -46,48 +42,25 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Rates:
-    """Times of kernels within networks over their times alone, and ms of a launch, by kind; and gradients of convolutions.
-
-    ``gradients``: linear forms of ``operators.gradients.features``, which give the log of a gradient's time over that of the
-    forward kernel in its place.
-    """
-
-    kernels: dict[str, Positive] = field(default_factory=dict)
-    launches_ms: dict[str, Positive] = field(default_factory=dict)
-    gradients: dict[str, vector()] = field(default_factory=dict)
-
-    def gradient_ms(self, name: str, ms: Any, features: np.ndarray) -> Any:
-        """Return the ms of gradients from those of kernels, the same for a kind without labels."""
-        return ms * np.exp(features @ self.gradients[name]) if name in self.gradients else ms
-
-    @property
-    def of_passes(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Return the arguments of ``networks.sums.Parts.predict``."""
-        return self.kernels, self.launches_ms
-
-
-@dataclass(frozen=True)
 class Boards(Saved):
-    """The spread of each kind of kernel or network; a kind that too few devices ran has that of all kernels or networks.
+    """The spread of each kind of kernel; a kind that too few devices ran has that of all kernels.
 
-    ``rates``: learned from labels of ``sources``; ``left_out``: the same without a device, or without a device and a family.
+    ``gradients``: of convolutions, linear forms of ``operators.gradients.features``, which give the log of
+    a gradient's time over that of the forward kernel in its place.
     """
 
     spreads: dict[str, Spread] = field(default_factory=dict)
-    rates: Rates = field(default_factory=Rates)
-    left_out: dict[str, Rates] = field(default_factory=dict)
-    sources: tuple[str, ...] = ()
+    gradients: dict[str, vector()] = field(default_factory=dict)
 
-    FORMAT: ClassVar = Format("spread of boards", "compute it again with: python -m lib models --outsiders FOLDER --ship")
+    FORMAT: ClassVar = Format("spread of boards", "compute it again with: python -m lib models --outsiders FOLDER --ship", 2)
 
     def of(self, kind: str) -> Spread | None:
-        """Return the spread of a kind, else of all kinds like it (kernels or networks), else of networks; None without."""
-        return self.spreads.get(kind) or self.spreads.get(_all(kind)) or self.spreads.get(f"{NETWORK}s")
+        """Return the spread of a kind, else of all kernels; None without."""
+        return self.spreads.get(kind) or self.spreads.get(_ALL)
 
-    def without(self, device: str, family: str = "", source: str = "") -> Rates:
-        """Return the rates learned without a device and a family; the usual rates if ``source`` is not among their sources."""
-        return self.left_out.get(f"{device} {family}", self.rates) if not source or source in self.sources else self.rates
+    def gradient_ms(self, name: str, ms: Any, features: np.ndarray) -> Any:
+        """Return the ms of gradients from those of kernels; the same for a kind without labels."""
+        return ms * np.exp(features @ self.gradients[name]) if name in self.gradients else ms
 
     def widened(self, ms: Any, low: Any, high: Any, kind: str, is_known: bool) -> tuple[Any, Any]:
         """Return the ends of ranges that hold on boards of others; an open end stays open."""
@@ -97,18 +70,9 @@ class Boards(Saved):
         return ms * np.exp(-below), ms * np.exp(above)
 
 
-def _all(kind: str) -> str:
-    return f"{NETWORK}s" if kind.startswith(NETWORK) else "kernels"
-
-
 def kernel_kind(op: str, passes: str) -> str:
     """Return the kind of a kernel."""
     return f"{'product' if op in ('matmul', 'linear', 'bmm', 'attention') else op} {passes}"
-
-
-def network_kind(mode: str, condition: str) -> str:
-    """Return the kind of a network's time; ``condition`` begins with its element type."""
-    return f"{NETWORK} {mode}, {'fp32' if condition.startswith('fp32') else '16 bits'}"
 
 
 def learn(errors: pd.DataFrame) -> Boards:
@@ -118,7 +82,7 @@ def learn(errors: pd.DataFrame) -> Boards:
     Rows that are ``mostly_launches`` are left out.
     """
     errors = errors[~errors["mostly_launches"]]
-    together = pd.concat([errors, errors.assign(kind=errors["kind"].map(_all))])
+    together = pd.concat([errors, errors.assign(kind=_ALL)])
     return Boards({kind: _spread(part) for kind, part in together.groupby("kind") if part["board"].nunique() >= _LEAST_BOARDS})
 
 
@@ -137,16 +101,6 @@ def _quantile(values: pd.Series, votes: pd.Series, share: float) -> float:
     return float(np.quantile(values, share, weights=votes, method="inverted_cdf"))
 
 
-@contextmanager
-def scoring(boards: Boards) -> Iterator[None]:
-    """Within, ranges are those of the models alone, and rates are learned without the device that is predicted."""
-    token = _scored.set(boards)
-    try:
-        yield
-    finally:
-        _scored.reset(token)
-
-
 _load = files.until_changed(Boards.load)
 
 
@@ -155,15 +109,7 @@ def shipped() -> Boards:
     return _load(PATH) if PATH.is_file() else Boards()
 
 
-def rates(device: str) -> Rates:
-    """Return the rates of answers for a device."""
-    scored = _scored.get()
-    return scored.without(device) if scored else shipped().rates
-
-
 def widened(times: Mapping[str, float], kind: str, is_known: bool) -> dict[str, float]:
     """Return ``predicted_ms, low_ms, high_ms`` with the range that holds on boards of others."""
-    if _scored.get():
-        return dict(times)
     low, high = shipped().widened(times["predicted_ms"], times["low_ms"], times["high_ms"], kind, is_known)
     return {**times, "low_ms": float(low), "high_ms": float(high)}

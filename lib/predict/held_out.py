@@ -12,7 +12,10 @@ from lib.tables import columns
 NETWORKS, OPERATORS, STEPS = "networks", "operators", "training steps"
 TENSORS, RESIDENT = "memory of tensors", "resident memory"
 NEW_CARDS, GAINS = "networks, card left out", "gains of a change"
+FINAL = "networks, final set"  # families of timm that no fit and no choice saw
+RULE = "networks, simple rule"  # a soft roofline at 70 % of the stated peaks, and 27.6 us a launch
 RUNTIMES, NEW_CPUS = "networks in a runtime", "networks in a runtime, CPU left out"
+JOULES, JOULES_TIMED, CLOCK = "joules", "joules, time measured", "time at a stated clock"
 LIMITS = {"time": "time under a power limit", "energy": "energy under a power limit"}
 ALL = "all"  # kinds together
 PROJECT = "measured by this project"

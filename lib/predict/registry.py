@@ -20,11 +20,9 @@ from lib.names import did_you_mean, known
 from lib.predict import boards, transfer, transfer_cpu
 from lib.predict.analytic import roofline
 from lib.predict.analytic.roofline import Roof
-from lib.predict.cards import card_model
-from lib.predict.cards.card_model import CardModel
+from lib.predict.gpu import model as gpu_model
 from lib.predict.networks import composition, resident
 from lib.predict.networks.composition import Composition, Estimate
-from lib.predict.networks.sums import HOST_MS
 from lib.predict.networks.work import Work
 from lib.predict.operators.cost_model import RETRAIN, CostModel
 from lib.predict.scores import OUTSIDE
@@ -183,10 +181,10 @@ class Predictor:
             table = table[table["flops"].isin(work.table["flops"]) & table["bytes"].isin(work.table["bytes"])]
         return composition.lookup(table)
 
-    @cached_property
-    def card(self) -> CardModel | None:
-        """Give the model of whole networks for this card, or None."""
-        return card_model.load_for(self.kind, self.shipped) if self.model.chip and not self.machine else None
+    @property
+    def calibration(self) -> gpu_model.Calibration | None:
+        """Return what networks measured on this card correct, None without any."""
+        return None if self.shipped else gpu_model.calibration_of(self.kind)
 
     def widened(self, times: Mapping[str, float], kind: str) -> dict[str, float]:
         """Return predicted, low and high ms as they hold where this model was not calibrated, see ``boards``."""
@@ -215,8 +213,8 @@ class Predictor:
         return float(roofline.seconds(work.flops_and_bytes, self.roof).sum()) * 1e3
 
     def launches_ms(self, work: Work) -> float:
-        """Return the ms that launching every operator takes; on a GPU measured elsewhere, from a usual host."""
-        return work.calls * (HOST_MS[0] if self.model.was_measured_elsewhere else self.roof.launch_us / 1e3)
+        """Return the ms that launching every operator takes on a CPU."""
+        return work.calls * self.roof.launch_us / 1e3
 
     def bound(self, work: Work, predicted_ms: float) -> str:
         """Return what limits a pass or step, see ``bound_of``."""
@@ -235,6 +233,8 @@ class Predictor:
             unscaled = NOT_SCALED + ": busy here" * bool(self.model.facts.get(transfer_cpu.DOUBTFUL))
             how = f", scaled by ceilings measured here ({scaling})" if scaling else "" if self.shipped else f", {unscaled}"
             return f"zero-shot from {self.origin}{how}"
+        if provenance.gpu:
+            return f"learned from networks on {'this' if provenance.gpu.scope == gpu_model.MEASURED else 'other'} cards"
         if borrowed <= OUTSIDE:
             return "learned from whole networks" if provenance.of_networks else "predicted"
         most = max(provenance.origins, key=provenance.origins.get)
@@ -394,8 +394,7 @@ def for_devices(devices: Sequence[str], dtype: str, shipped: bool = False) -> li
     if len(set(devices)) < len(devices):
         raise InputError(f"a device is named twice: {choices(devices)}; name each once")
     predictors, vendors = [], set(load_devices())
-    cards = set(card_model.files_of_cards()) if dtype in dtypes.AUTOCAST else set()
-    usual = ["cpu", *sorted(({device for device, _ in model_files(shipped)} | cards) & vendors)]
+    usual = ["cpu", *sorted({device for device, _ in model_files(shipped)} & vendors)]
     for device in devices or usual:
         if device not in usual and device not in vendors and device.rpartition("@")[2] in machines:
             predictors += _of_machine(device, dtype, shipped)

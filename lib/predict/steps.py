@@ -17,7 +17,7 @@ from lib.config import definitions
 from lib.errors import InputError
 from lib.measure import archive
 from lib.measure.statistics import VERDICTS
-from lib.predict import boards, registry
+from lib.predict import registry
 from lib.predict.networks import composition
 from lib.predict.networks.composition import PLAIN_SUM, Estimate
 from lib.predict.networks.step import STEP_PHASES, Costs, Step, StepModel, StepPart
@@ -145,11 +145,10 @@ def passes_in_a_loop(predictor: Predictor, work: Work) -> Estimate:
     """Predict forward and backward within a training loop, whose process retains freed memory.
 
     Freeing the data's large blocks has raised glibc's thresholds to their largest. Larger tensors still cost page faults, so
-    the interval reaches up to that of the default allocator; on a GPU it is that of a board of others.
+    the interval reaches up to that of the default allocator.
     """
     retained, default = predictor.estimate(work, "kept"), predictor.estimate(work)
-    passes = replace(retained, high_ms=max(retained.high_ms, default.high_ms))
-    return replace(passes, **predictor.widened(passes.times, boards.network_kind(work.mode, predictor.dtype)))
+    return replace(retained, high_ms=max(retained.high_ms, default.high_ms))
 
 
 def optimizer_terms(predictor: Predictor, work: Work, optimizer: str = "adam") -> tuple[dict[str, float], float]:

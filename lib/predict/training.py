@@ -148,7 +148,7 @@ def roof_of(folder: Path, target: Target = CPU) -> roofline.Roof:
     raise InputError(f"{folder} has no measured {target.dtype} ceilings of {target.devices[0]}; measure them with 01_machine")
 
 
-def own_model(folder: Path, target: Target = CPU, quick: bool = False) -> CostModel:
+def own_model(folder: Path, target: Target = CPU) -> CostModel:
     """Train the model of a machine's device on its own sweeps; compositions are fitted apart (``network_training``).
 
     Raises InputError for a GPU that params/devices.yaml does not know.
@@ -170,7 +170,7 @@ def own_model(folder: Path, target: Target = CPU, quick: bool = False) -> CostMo
         facts |= {"peak_gflops": roof.peak_gflops, "peak_gbps": roof.gbps(), "launch_ms": 0.002,
                   **transfer_cpu.rates(measured, overheads)}
         device, chip = registry.cpu_name(folder.name, facts["hardware_id"]), None
-    model = fitting.fit(table, facts, chip, quick)
+    model = fitting.fit(table, facts, chip)
     model.device = device
     return model if target.name else _completed(model, target)
 
@@ -178,9 +178,9 @@ def own_model(folder: Path, target: Target = CPU, quick: bool = False) -> CostMo
 def _completed(model: CostModel, target: Target) -> CostModel:
     """Give a CPU's model what its sweeps were too few for: from the shipped one, scaled."""
     bases = registry.cpu_files(target.dtype, shipped=True)
-    base = registry.load(bases[0]) if bases else model
-    if base.device == model.device:
+    if not bases or registry.key_of(bases[0])[0] == model.device:
         return model  # the shipped one itself is trained anew
+    base = registry.load(bases[0])
     if not base.is_of(model.facts["hardware_id"], model.facts["threads"]):
         base = transfer_cpu.scaled(base, Host.of(model.facts))
     model.parts = {**base.parts, **model.parts}
@@ -221,13 +221,13 @@ def _facts(kind: str, table: pd.DataFrame, dtype: str, **facts: Any) -> dict[str
             "source": kind, "licence": _LICENCES[kind], "trained_utc": store.utc_now(), **facts}
 
 
-def gpu_model(device: str, table: pd.DataFrame, kind: str, dtype: str, quick: bool = False) -> CostModel:
+def gpu_model(device: str, table: pd.DataFrame, kind: str, dtype: str) -> CostModel:
     """Train the model of one GPU on a published table, for one element type."""
     vendor, rows = load_devices()[device], balanced(table, dtype)
     facts = _facts(kind, rows, dtype, hardware_id=f"published:{device}", software_id=str(rows["software_id"].iloc[0]),
                    rows=len(rows), peak_gflops=vendor.peak_gflops[dtype], peak_gbps=vendor.peak_gbps,
                    **{PARTS_NOT_LENT: [_GEMM_GROUP] if throttled(device, table) else []})
-    model = fitting.fit(rows, facts, Chip.of(vendor, dtype), quick, matrices_of if kind in GRIDS else sizes_of)
+    model = fitting.fit(rows, facts, Chip.of(vendor, dtype), matrices_of if kind in GRIDS else sizes_of)
     model.device = device
     return model
 
@@ -265,7 +265,7 @@ def frames_of(devices: Iterable[str], dtype: str) -> fitting.Frames:
     return frames
 
 
-def any_gpu(tables: Mapping[str, pd.DataFrame], kind: str, dtype: str, quick: bool = False) -> CostModel:
+def any_gpu(tables: Mapping[str, pd.DataFrame], kind: str, dtype: str) -> CostModel:
     """Train on several GPUs what holds relative to their vendors' ceilings; intervals are those of a GPU left out.
 
     Raises InputError for fewer than three GPUs.
@@ -277,5 +277,5 @@ def any_gpu(tables: Mapping[str, pd.DataFrame], kind: str, dtype: str, quick: bo
     for name, part in inputs.by_part(rows, Chip.of(load_devices()[next(iter(tables))], dtype)):
         if len(part) >= fitting.LEAST_ROWS:
             form = "rates" if name.partition(" ")[0] in _CARRIED else "boosted"
-            model.parts[name] = fitting.fit_part(part, frames, part["hardware_id"], form, quick)
+            model.parts[name] = fitting.fit_part(part, frames, part["hardware_id"], form)
     return model

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from lib.errors import entry
+from lib.errors import InputError, entry
 from lib.names import known
 from lib.work import networks
 from lib.work.dtypes import AUTOCAST
@@ -12,7 +12,8 @@ from lib.work.graph.ops import MODES
 from lib.work.runtimes import RUNTIMES, TORCH
 
 INT8 = "int8"  # of a quantised network
-CHOICES = {"mode": MODES, "dtype": ("fp32", *AUTOCAST, INT8),
+TF32 = "tf32"  # of fp32 networks on GPUs: matrix products, too, compute in it
+CHOICES = {"mode": MODES, "dtype": ("fp32", *AUTOCAST, TF32, INT8),
            "layout": ("contiguous", "channels_last"), "runtime": RUNTIMES}
 CONDITION = ("runtime", "compiled", "dtype", "threads", "instances")  # whatever the network
 
@@ -25,7 +26,9 @@ class RunConfig:
         network: a workload id, torchvision's name, timm:NAME, hf:PATH or module:Class.
         batch_size: of all GPUs together; 0: the network's usual one.
         input_shape: of one sample; empty: the network's usual one.
-        dtype: fp32, autocast's bf16 or fp16, or int8 of a quantised network.
+        dtype: fp32 (torch's default: TF32 in convolutions of GPUs alone), tf32, bf16, fp16, or int8
+            of a quantised network.
+        autocast: bf16 and fp16 are those of torch.autocast; else the network is so as a whole, on GPUs.
         layout: of images.
         runtime: what runs it (``lib.work.runtimes``); ``compiled``: by torch.compile.
         threads: of each process on a CPU; 0: all cores.
@@ -44,6 +47,7 @@ class RunConfig:
     runtime: str = TORCH
     threads: int = 0
     instances: int = 1
+    autocast: bool = True
 
     def __post_init__(self):
         """Replace names that people spell otherwise: float16 becomes fp16, ResNet-50 resnet50."""
@@ -104,6 +108,7 @@ class RunConfig:
         """Give it as columns of tables, such as ``networks`` (of one device)."""
         row = asdict(self)
         row["channels_last"] = row.pop("layout") == "channels_last"
+        del row["autocast"]
         return row
 
     @classmethod
@@ -123,11 +128,21 @@ class DeviceCondition:
     """The state of a device while a network runs.
 
     ``memory``: the heap of a CPU's process, ``default`` or ``kept`` (it retains what is freed).
-    ``power_limit_w``: of a GPU; 0: the most that the board may draw.
+    ``power_limit_w``: of a GPU; 0: the most that the board may draw. ``clock_mhz``: at which a GPU is locked; 0: its boost
+    clock, or what the power limit leaves of it. ``host_us``: microseconds that the host takes to launch an operator on a
+    GPU; 0: a usual host's. Raises InputError for a power limit and a clock together.
     """
 
     memory: str = "default"
     power_limit_w: float = 0.0
+    host_us: float = 0.0
+    clock_mhz: float = 0.0
+
+    def __post_init__(self):
+        """Refuse a power limit beside a clock: which of both holds a board back was not learned."""
+        if self.power_limit_w and self.clock_mhz:
+            raise InputError(f"a power limit ({self.power_limit_w:g} W) and a clock ({self.clock_mhz:g} MHz) are not predicted "
+                             "together; give one of them")
 
 
 USUAL_CONDITION = DeviceCondition()

@@ -12,8 +12,8 @@ from lib.errors import InputError, choices
 from lib.predict import registry
 from lib.predict.advice.query import COLUMNS, Answer, CapturedQuery, is_by_runtime
 from lib.predict.networks import gains
-from lib.predict.power import limits
-from lib.work.run_config import INT8, USUAL_CONDITION, DeviceCondition, RunConfig
+from lib.predict.power import energy, limits
+from lib.work.run_config import INT8, TF32, USUAL_CONDITION, DeviceCondition, RunConfig
 
 _TIE = 0.1  # share of a range's reach, in log time, below which a difference of two predictions says nothing
 
@@ -69,6 +69,7 @@ def for_networks(devices: Sequence[str], dtype: str, in_runtime: bool = False) -
 
     This machine's CPU answers from its fp32 model and a learned gain, or in another runtime, if it has no model of the type.
     """
+    dtype = "fp32" if dtype == TF32 else dtype
     repeated, by_gain = len(set(devices)) < len(devices), in_runtime or dtype == INT8 or gains.serves(dtype)
     if repeated or (devices and "cpu" not in devices) or registry.has_cpu(dtype) or not by_gain:
         return registry.for_devices(devices, dtype)
@@ -82,20 +83,35 @@ def answers(captured: CapturedQuery, predictors: Sequence[registry.Predictor], n
             batch_size: int = 0, condition: DeviceCondition = USUAL_CONDITION) -> list[Answer]:
     """Return the answers of the devices that can be predicted in the run's layout, compiled or not.
 
-    With several GPUs, CPUs are left out; under a power limit, GPUs that do not take it. Raises InputError if no device is left,
-    or if one that was ``named`` is left out.
+    With several GPUs, CPUs are left out; under a power limit or at a clock, devices that do not take it. Raises InputError if
+    no device is left, or if one that was ``named`` is left out.
     """
-    config, limit_w = captured.config, condition.power_limit_w
+    config = captured.config
     results = [Answer(captured, predictor, batch_size, condition) for predictor in predictors]
-    able = [answer for answer in results if (config.is_plain or answer.condition or answer.uses_gain or answer.uses_runtime)
-            and (config.gpus == 1 or answer.predictor.device_type != "cpu")]
+    able = [answer for answer in results if _is_able(answer)]
     if not able or (named and len(able) < len(results)):
         unable = choices(answer.predictor.device for answer in results if answer not in able)
         raise InputError(f"no networks were measured in this condition ({config.label}) for: {unable}")
-    refusals = [limit_w and limits.refusal(answer.predictor.kind, limit_w) for answer in able]
+    refusals = [_refusal(answer.predictor.kind, condition) for answer in able]
     if all(refusals) or (named and any(refusals)):
         raise InputError(next(filter(None, refusals if named else reversed(refusals))))  # of a GPU: the CPU is the first
     return [answer for answer, refusal in zip(able, refusals, strict=True) if not refusal]
+
+
+def _is_able(answer: Answer) -> bool:
+    """Return whether a device can be predicted as the run is configured."""
+    config = answer.config
+    if answer.condition:
+        return not config.is_for_cpu
+    on_cpu = config.gpus == 1 and config.dtype != TF32 and config.autocast
+    return on_cpu and (config.is_plain or answer.uses_gain or answer.uses_runtime)
+
+
+def _refusal(device: str, condition: DeviceCondition) -> str:
+    """Return why a device does not take the condition; empty if it does."""
+    if condition.clock_mhz:
+        return energy.refusal(device, condition.clock_mhz)
+    return limits.refusal(device, condition.power_limit_w) if condition.power_limit_w else ""
 
 
 def predictions(results: Sequence[Answer]) -> pd.DataFrame:

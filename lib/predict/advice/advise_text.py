@@ -16,7 +16,6 @@ from lib.measure.reference_kernel import KernelNow, ProcessorSpeed
 from lib.predict import parallel, registry, steps, transfer_cpu
 from lib.predict.advice.advise import Advice, tied
 from lib.predict.advice.suggestions import RETAINING, Change, retained_memory
-from lib.predict.networks.sums import HOST_MS
 from lib.predict.power import limits
 from lib.predict.transfer import ANY_GPU
 from lib.predict.trust import quote
@@ -65,14 +64,12 @@ def heading(advice: Advice) -> str:
 def grade(row: Row) -> str:
     """Return how far to trust a row of advice, A to D: by the reach of its 90 % interval, which comes from held-out errors.
 
-    A prediction from other devices (zero-shot) or out of the training range is C at best, one of another CPU that is not
-    scaled to this one D.
+    That of another CPU that is not scaled to this one is D.
     """
     reach = max(row["high_ms"] / row["predicted_ms"], row["predicted_ms"] / row["low_ms"])
-    letter = next(letter for letter, most in CONFIDENCE_REACH.items() if reach <= most)
     if registry.NOT_SCALED in row["source"]:
         return "D"
-    return max(letter, "C") if row["out_of_range"] or row["source"].startswith(_ZERO_SHOT) else letter
+    return next(letter for letter, most in CONFIDENCE_REACH.items() if reach <= most)
 
 
 def screen(advice: Advice, suggested: Sequence[Change], note: str = "") -> str:
@@ -107,9 +104,14 @@ def _prepared(advice: Advice) -> list[str]:
 
 
 def _limited(advice: Advice) -> list[str]:
-    limit_w = advice.answers[0].device_condition.power_limit_w
-    rows = advice.table.to_dict("records") if limit_w else ()
-    return [f"{row['device']} limited to {limit_w:g} W: {limits.text(row)}." for row in rows]
+    condition = advice.answers[0].device_condition
+    if condition.power_limit_w:
+        how = f"limited to {condition.power_limit_w:g} W"
+    elif condition.clock_mhz:
+        how = f"at {condition.clock_mhz:g} MHz"
+    else:
+        return []
+    return [f"{row['device']} {how}: {limits.text(row)}." for row in advice.table.to_dict("records")]
 
 
 def _graded(advice: Advice) -> list[Row]:
@@ -225,7 +227,6 @@ def _notes(advice: Advice) -> list[str]:
     def listed(name):
         return choices(dict.fromkeys(part for kind in sorted(works) for part in getattr(works[kind], name)))
 
-    strange = choices(answer.predictor.device for answer in advice.answers if answer.is_widened)
     unknown, uncounted, branches = map(listed, ("not_modelled", "uncounted", "branches"))
     resident = [f"{row.device}: resident memory of a fresh process, beyond Python and torch: {row.rss_mb:,.0f} MB "
                 f"({row.rss_low_mb:,.0f} to {row.rss_high_mb:,.0f})" for row in shown.itertuples() if row.rss_mb > 0]
@@ -236,11 +237,8 @@ def _notes(advice: Advice) -> list[str]:
         "inf: of some operators only the least time is known, so the interval has no upper end": unbounded,
         f"its control flow depends on values ({branches}): the branch of random inputs was taken": branches,
         **dict.fromkeys(resident, True),
-        "fp32 on GPUs is computed as fp32, as everything is measured here: with TF32, which torch allows in convolutions "
-        "unless told otherwise, they may be faster": "cuda" in works and dtype == "fp32",
-        "nobody measured the host that launches the kernels of "
-        f"{strange}: ranges include launches of {HOST_MS[1] / HOST_MS[0]:g} to {HOST_MS[2] / HOST_MS[0]:g} times the "
-        "usual": strange,
+        "fp32 on GPUs is torch's default: convolutions compute in TF32 where the card has it, matrix products do not":
+            "cuda" in works and dtype == "fp32",
         **{f"{row.device}, errors on what was held out: {row.held_out}": True for row in shown.itertuples()}}
     return [line for line, holds in lines.items() if holds]
 

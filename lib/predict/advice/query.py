@@ -10,31 +10,32 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
 from lib.measure.networks import allocator
-from lib.predict import boards, parallel, registry, scores, steps
-from lib.predict.analytic import roofline
-from lib.predict.cards import rows as card_rows
-from lib.predict.cards import whole_networks
-from lib.predict.cards.features import Condition
+from lib.predict import parallel, registry, scores, steps
+from lib.predict.gpu import model as gpu_model
+from lib.predict.gpu import rows as gpu_rows
+from lib.predict.gpu.levels import Condition
 from lib.predict.networks import composition, gains, resident, runtimes, work
-from lib.predict.networks.composition import Composition, Estimate
+from lib.predict.networks.composition import Composition, Estimate, Provenance
 from lib.predict.networks.step import STEP_PHASES, Step
 from lib.predict.networks.work import Work
 from lib.predict.power import energy, limits
 from lib.predict.trust import quote
 from lib.work import dtypes
 from lib.work.graph import capture
-from lib.work.run_config import INT8, USUAL_CONDITION, DeviceCondition, RunConfig
+from lib.work.run_config import INT8, TF32, USUAL_CONDITION, DeviceCondition, RunConfig
 from lib.work.runtimes import TORCH, runtime_of
 
 COLUMNS = (*"device source predicted_ms low_ms high_ms images_per_sec predicted_gbps memory_mb bound below_roof out_of_range "
             "fits measured_ms price_per_million dtype energy_j energy_low_j energy_high_j "
-            "latency_type widened rss_mb rss_low_mb rss_high_mb".split(), *limits.COLUMNS, *quote.COLUMNS,
+            "latency_type rss_mb rss_low_mb rss_high_mb".split(), *limits.COLUMNS, "clock_mhz", *quote.COLUMNS,
            *(f"{name}_ms" for name in STEP_PHASES), "parallel_ms", "scaling_efficiency", "gradients_mb", "input_mb",
            "not_modelled", "flops_not_known")
 _LEAST_BATCH = 2  # a single sample runs other kernels than a batch: no line goes through it
-_LEAST_OF_ROOF = 0.8  # times the roofline time by stated peaks: clocks may be above the stated ones
+_WIDE = math.log(2)  # half a range in log time, above which an answer for a GPU is flagged
+_LAYOUTS = {"contiguous": "nchw", "channels_last": "nhwc"}
 _COUNTS = ("calls", "backward_calls", "covered")  # columns of work that do not grow with the batch
 _NOT_COMPARED = {"gpus", "threads"}  # a table of networks is of one GPU, or all threads of the model's CPU
 _HOST = {"loader_wait": "loader", "h2d": "copy", "optimizer": "optimizer"}  # parts of a step that may limit it
@@ -87,9 +88,10 @@ class CapturedQuery:
         module = cache(lambda: capture.prepared(network))
         self._captured = cached_with_errors(lambda batch_size, device_type: work.captured(
             config.loaded(batch_size), config.mode, dtypes.torch_name("fp32" if config.dtype == INT8 else config.dtype),
-            device=device_type, ready=module()))
+            device=device_type, ready=module(), with_autocast=config.autocast))
         self._scaled = cache(lambda *case: _interpolated(self._captured, *case))
-        self._rows = cache(lambda: card_rows.of_network(network, module()))
+        self._rows = cache(lambda: gpu_rows.of_network(network, module()))
+        self.rows_batch = gpu_rows.batch_of(self.batch_size)  # whatever the batch of a changed question
         self._in_fp32 = cache(lambda: CapturedQuery(RunConfig(config.network, config.batch_size, config.input_shape,
                                                               config.mode)))
 
@@ -113,12 +115,14 @@ class CapturedQuery:
 
     @property
     def kernel_rows(self) -> pd.DataFrame:
-        """Give the network as rows of kernels, for models of whole networks (``cards.rows``)."""
+        """Give the network as rows of kernels of a GPU (``gpu.rows``), at ``rows_batch``."""
         return self._rows()
 
     def in_fp32(self) -> "CapturedQuery":
         """Return the query in fp32 and the default layout, at the same batch size."""
-        return self if self.config.dtype in ("fp32", INT8) else self._in_fp32().with_changes(batch_size=self.batch_size, gpus=1)
+        if self.config.dtype in ("fp32", TF32, INT8):
+            return self
+        return self._in_fp32().with_changes(batch_size=self.batch_size, gpus=1)
 
 
 def _interpolated(captured: Callable, usual: int, batch_size: int, device_type: str) -> Work:
@@ -165,13 +169,15 @@ class Answer:
         """Give what the device runs."""
         return self.captured.scaled(self.batch_size, self.predictor.device_type)
 
-    @cached_property
+    @property
     def condition(self) -> Condition | None:
-        """Give the measured condition of whole networks that is most like the query; None without one."""
-        card, config = self.predictor.card, self.config
-        if card is None or config.is_for_cpu or self.captured.dimensions != 4:  # images
+        """Return how a GPU runs the query; None on a CPU."""
+        config = self.config
+        if self.predictor.device_type == "cpu":
             return None
-        return whole_networks.condition_of(card, config)
+        is_amp = config.dtype in dtypes.AUTOCAST and config.autocast
+        precision = f"amp_{config.dtype}" if is_amp else config.dtype
+        return Condition(config.mode, precision, _LAYOUTS[config.layout], config.compiled)
 
     @property
     def is_of_fp32_model(self) -> bool:
@@ -198,29 +204,42 @@ class Answer:
 
     @cached_property
     def estimate(self) -> Estimate | Step:
-        """Predict a forward pass, or a training step with all of its parts, under the query's power limit."""
-        limit_w = self.device_condition.power_limit_w
-        return limits.limited(self._without_power_limit, self.ratios(limit_w)) if limit_w else self._without_power_limit
+        """Predict a forward pass, or a training step with all of its parts, under the query's power limit or clock."""
+        usual, condition = self._without_power_limit, self.device_condition
+        if not (condition.power_limit_w or condition.clock_mhz):
+            return usual
+        return limits.limited(usual, self._changes, of_gpu=bool(condition.clock_mhz))
 
     @cached_property
-    def roofline(self) -> tuple[float, float]:
-        """Give the passes' roofline time over the predicted time, and the share of the former that memory bounds."""
-        work, device, estimate = self.work, self.predictor, self._without_power_limit
-        passes = getattr(estimate, "passes", estimate)
-        return device.roof_ms(work) / passes.predicted_ms, roofline.memory_share(work.flops_and_bytes, device.roof)
+    def load(self) -> energy.Load:
+        """Give what the passes ask of a GPU, at its boost clock."""
+        estimate = self._without_power_limit
+        return energy.Load.of(self.work, getattr(estimate, "passes", estimate), self.predictor)
 
     def ratios(self, limit_w: float) -> dict[str, float]:
         """Return what a power limit that the device takes (``limits.refusal``) changes; nothing for 0."""
-        return limits.shipped().ratios(self.predictor.kind, limit_w, *self.roofline) if limit_w else {}
+        if not limit_w:
+            return {}
+        drawn_w = energy.shipped().watts(self.load, self.predictor.kind, self._without_power_limit.predicted_ms)
+        return limits.shipped().ratios(self.predictor.kind, limit_w, drawn_w)
+
+    @cached_property
+    def _changes(self) -> dict[str, float]:
+        """Give what the query's power limit or clock changes."""
+        clock_mhz = self.device_condition.clock_mhz
+        if clock_mhz:
+            return energy.shipped().ratios(self.load, self.predictor.kind, clock_mhz)
+        return self.ratios(self.device_condition.power_limit_w)
 
     @cached_property
     def _without_power_limit(self) -> Estimate | Step:
         config = self.config
-        passes = self._by_gain() if self.uses_gain else self._by_runtime() if self.uses_runtime else self._of_whole_networks()
+        if self.condition:
+            passes = self._on_gpu()
+        else:
+            passes = self._by_gain() if self.uses_gain else self._by_runtime() if self.uses_runtime else None
         if config.gpus > 1:
-            passes = parallel.estimate(passes or self._operator_sum, self.work, self.predictor.kind, config.gpus)
-        if self.predictor.device_type != "cpu":
-            passes = self._widened(self._at_peak_or_slower(passes or self._operator_sum))
+            passes = parallel.estimate(passes, self.work, self.predictor.kind, config.gpus)
         if config.mode == "infer":
             return passes or self._operator_sum
         return steps.predict(self.predictor, self.work, steps.loading(config.network, self.work), passes=passes)
@@ -269,50 +288,16 @@ class Answer:
         return passes.scaled(1 + call_ms / passes.predicted_ms, 0.0, launches_ms=call_ms + self.predictor.launches_ms(work),
                              provenance=replace(passes.provenance, call=words))
 
-    def _of_whole_networks(self) -> Estimate | None:
-        """Predict passes by the card's model of whole networks, if one was learned under the query's condition.
-
-        If only other cards ran so, the card's own kernels answer instead, provided that they cover most of the time.
-        """
-        condition, work, card = self.condition, self.work, self.predictor.card
-        if condition is None:
-            return None
-        of_other_cards = card.under(condition).conditions[condition].basis == "others"
-        if self.config.is_plain and of_other_cards and self._operator_sum.provenance.borrowed <= registry.MOST_BORROWED:
-            return None
-        answer = whole_networks.answer(card, card_rows.of_passes(self.captured.kernel_rows), work.batch_size, condition, work)
-        unbounded = work.uncounted or (not work.table["covered"].all() and math.isinf(self._operator_sum.high_ms))
-        return replace(answer, high_ms=math.inf if unbounded else answer.high_ms,
-                       predict_operators=lambda: self._operator_sum.operators)
-
-    def _at_peak_or_slower(self, passes: Estimate) -> Estimate:
-        """Return passes that are not faster than their FLOPs at the stated peak rate of the GPU, with their range."""
-        least_ms = composition.least_ms(self.work, self.predictor.model.chip)
-        return passes.scaled(least_ms / passes.predicted_ms, 0.0) if least_ms > passes.predicted_ms else passes
-
-    def _widened(self, passes: Estimate) -> Estimate:
-        """Return passes with the range that holds on boards of others, unless this board was calibrated.
-
-        The low end is at least _LEAST_OF_ROOF times the roofline time, unless it was lower already.
-        """
-        if not self._is_uncalibrated(passes):
-            return passes
-        kind = boards.network_kind(self.config.mode, self.config.dtype)
-        times = boards.widened(passes.times, kind, registry.is_of_measured_architecture(self.predictor.kind))
-        least_ms = min(passes.low_ms, _LEAST_OF_ROOF * self.predictor.roof_ms(self.work))
-        return replace(passes, **times | {"low_ms": max(times["low_ms"], least_ms)})
-
-    def _is_uncalibrated(self, passes: Estimate) -> bool:
-        """Return whether the training data of this estimate contains no measurement of this board."""
-        condition = passes.provenance.condition
-        if condition is None:
-            return self.predictor.model.was_measured_elsewhere
-        return not self.predictor.card.under(condition).conditions[condition].corrected
-
-    @property
-    def is_widened(self) -> bool:
-        """Return whether the range is widened for boards of others."""
-        return self._is_uncalibrated(self.passes)
+    def _on_gpu(self) -> Estimate:
+        """Predict passes by the model of GPUs, which learned from whole networks, modules and operators."""
+        work, predictor, captured = self.work, self.predictor, self.captured
+        rows = gpu_rows.of_passes(captured.kernel_rows)
+        answer = gpu_model.shipped().predict(load_devices()[predictor.kind], self.condition, rows,
+                                             work.batch_size / captured.rows_batch, self.device_condition.host_us,
+                                             predictor.calibration)
+        times = answer.times | ({"high_ms": math.inf} if work.uncounted else {})
+        return Estimate(**times, outside=float(answer.half > _WIDE), provenance=Provenance(gpu=answer),
+                        predict_operators=lambda: self._operator_sum.operators, launches_ms=answer.launches_ms)
 
     @cached_property
     def _in_fp32(self) -> Work:
@@ -354,29 +339,36 @@ class Answer:
         gpus, runtime = self.config.gpus, passes.provenance.runtime
         rate = gpus * self.config.instances * work.batch_size / estimate.predicted_ms * 1e3
         price, resident_mb = predictor.price_per_hour, self._resident_mb()
-        ratios = self.ratios(self.device_condition.power_limit_w)
         branches = [f"values at {place} (those of random inputs)" for place in work.branches]
         return {"device": predictor.device, "source": predictor.source(passes), **estimate.times, "images_per_sec": rate,
                 "memory_mb": self.memory_mb,
                 "predicted_gbps": work.bytes / estimate.predicted_ms / 1e6, "bound": self._bound(),
-                "below_roof": math.nan if self._scales_fp32_time else passes.predicted_ms / predictor.roof_ms(work),
+                "below_roof": math.nan if self._scales_fp32_time else passes.predicted_ms / self._roof_ms(),
                 "out_of_range": bool(passes.outside > scores.OUTSIDE or predictor.origin or gpus > 1
                                      or (runtime and (runtime.is_borrowed or runtime.is_outside))),
                 "fits": bool(max(self.memory_mb, resident_mb.get("rss_mb", 0.0)) < predictor.memory_mb),
                 "measured_ms": self._measured_ms(), "dtype": self.config.dtype,
-                "latency_type": "end_to_end", "widened": self.is_widened,
+                "latency_type": "end_to_end",
                 **quote.quote(self).columns,
                 "price_per_million": price * gpus / rate * 1e6 / 3600 if price else math.nan, **resident_mb,
-                **self._joules(ratios.get("energy_ratio", 1.0)), **ratios, **getattr(estimate, "columns", {}),
+                **self._joules(), **self._changes, **getattr(estimate, "columns", {}),
                 "gradients_mb": parallel.gradients_mb(work), "input_mb": work.input_values * 4 / 1e6,
                 "parallel_ms": passes.parallel_ms,
                 "scaling_efficiency": 1 - passes.parallel_ms / passes.predicted_ms,
                 "not_modelled": choices([*work.not_modelled, *branches]), "flops_not_known": choices(work.uncounted)}
 
-    def _joules(self, energy_ratio: float) -> dict[str, float]:
+    def _roof_ms(self) -> float:
+        """Return the ms of the passes at the device's roofs, one operator after another."""
+        on_gpu = self.passes.provenance.gpu
+        return on_gpu.roof_ms if on_gpu else self.predictor.roof_ms(self.work)
+
+    def _joules(self) -> dict[str, float]:
         """Return the joules per sample with an interval."""
-        return energy.per_sample(self.predictor.kind, self._without_power_limit.times, self.roofline,
-                                 self.work.batch_size, energy_ratio)
+        clock_mhz = self.device_condition.clock_mhz
+        times = (self.estimate if clock_mhz else self._without_power_limit).times
+        joules = energy.shipped().per_sample(self.load, self.predictor.kind, times, self.work.batch_size, clock_mhz)
+        ratio = 1.0 if clock_mhz else self._changes.get("energy_ratio", 1.0)
+        return {name: value * ratio for name, value in joules.items()}
 
     def _resident_mb(self) -> dict[str, float]:
         """Return the resident MB that a fresh process grows by, with an interval; empty if none was learned."""
@@ -401,7 +393,8 @@ class Answer:
     def _measured_ms(self) -> float:
         """Return the measured ms of this very query on the device, NaN without one; a training step's is from its profile."""
         config, batch_size = self.config, self.work.batch_size
-        if self.device_condition.power_limit_w or config.gpus > 1 or config.threads:
+        condition = self.device_condition
+        if condition.power_limit_w or condition.clock_mhz or config.gpus > 1 or config.threads:
             return math.nan
         if config.mode == "train":
             return steps.measured_step_ms(self.predictor, config.network, batch_size) if config.dtype == "fp32" else math.nan

@@ -19,9 +19,11 @@ from lib.progress import track
 from lib.work.run_config import USUAL_CONDITION, DeviceCondition, RunConfig
 
 FIELDS = ["model", "batch_size", "device", "mode", "dtype", "input", "layout", "compile", "gpus", "runtime", "threads",
-          "instances"]
+          "instances", "autocast", "clock_mhz"]
 _NAMES = {"model": "network", "input": "input_shape", "compile": "compiled"}  # of fields of a run that are called otherwise
-_NUMBERS = ("batch_size", "gpus", "threads", "instances")
+_FLAGS = ("compile", "autocast")
+_APART_OF_RUN = ("device", "clock_mhz")  # fields that are no part of a RunConfig
+_NUMBERS = ("batch_size", "gpus", "threads", "instances", "clock_mhz")
 COLUMNS = ("question", *FIELDS, *(name for name in advise.COLUMNS if name not in FIELDS), "error")
 _APART = ["layout", "compiled", "gpus", "runtime", "threads", "instances"]  # captures do not depend on them
 _FEW = 2  # batch sizes of a network, beside single samples, up to which each is captured
@@ -31,19 +33,23 @@ _LARGEST_DIGITS = 9
 
 @dataclass(frozen=True)
 class Question:
-    """One row of a table of questions; an empty ``device`` asks all devices, ``error`` says what is wrong with the row."""
+    """One row of a table of questions; an empty ``device`` asks all devices, ``error`` says what is wrong with the row.
+
+    ``clock_mhz`` 0: that of the condition in which all are asked.
+    """
 
     number: int
     config: RunConfig
     device: str = ""
     error: str = ""
+    clock_mhz: int = 0
 
     @property
     def columns(self) -> dict[str, Any]:
         """Return the question as columns of the answer."""
-        config = {name: getattr(self.config, _NAMES.get(name, name)) for name in FIELDS if name != "device"}
+        config = {name: getattr(self.config, _NAMES.get(name, name)) for name in FIELDS if name not in _APART_OF_RUN}
         return {"question": self.number, "device": self.device, **config, "batch_size": config["batch_size"] or None,
-                "threads": config["threads"] or None}
+                "threads": config["threads"] or None, "clock_mhz": self.clock_mhz or None}
 
     @property
     def shared(self) -> RunConfig:
@@ -79,7 +85,7 @@ def _questions(texts: pd.DataFrame, where: str, usual: RunConfig, devices: Itera
 
 def _question(number: int, row: Mapping[str, str], usual: RunConfig) -> Question:
     texts, error = {name: row.get(name, "").strip() for name in FIELDS}, ""
-    values = {**texts, "compile": _TRUTH.get(texts["compile"].lower())}
+    values = {**texts, **{name: _TRUTH.get(texts[name].lower()) for name in _FLAGS}}
     for name in _NUMBERS:
         text = texts[name].removesuffix(".0")  # 8.0: beside empty cells
         if text and not (text.isascii() and text.isdigit() and 0 < int(text[:_LARGEST_DIGITS + 1]) < 10**_LARGEST_DIGITS):
@@ -87,11 +93,12 @@ def _question(number: int, row: Mapping[str, str], usual: RunConfig) -> Question
         values[name] = int(text or 0)
     if not texts["model"]:
         error = "it names no model"
-    if texts["compile"] and values["compile"] is None:
-        error = f"compile {texts['compile']!r} is none of: {choices(_TRUTH)}"
-    device = known(values.pop("device"), ("cpu",))
+    for name in _FLAGS:
+        if texts[name] and values[name] is None:
+            error = f"{name} {texts[name]!r} is none of: {choices(_TRUTH)}"
+    device, clock_mhz = known(values.pop("device"), ("cpu",)), values.pop("clock_mhz")
     stated = {_NAMES.get(name, name): value for name, value in values.items() if value or value is False}
-    return Question(number, replace(usual, **stated), device, error)
+    return Question(number, replace(usual, **stated), device, error, clock_mhz)
 
 
 def answer(questions: Sequence[Question], more: Sequence[str] = (),
@@ -127,6 +134,7 @@ def _answered(question: Question, at, models, more: Sequence[str], condition: De
             raise InputError(question.error)
         config = question.config
         check(config)
+        condition = replace(condition, clock_mhz=question.clock_mhz or condition.clock_mhz)
         captured = at(config.batch_per_gpu)
         captured = captured.with_changes(**{name: getattr(config, name) for name in _APART},
                                          batch_size=captured.config.batch_size * config.gpus)

@@ -18,7 +18,7 @@ from lib.measure.statistics import UNUSABLE
 from lib.predict import registry
 from lib.predict.advice.advise import Advice
 from lib.predict.advice.query import Answer, CapturedQuery, is_by_runtime
-from lib.predict.cards.whole_networks import gain
+from lib.predict.gpu import scores
 from lib.predict.networks import runtimes
 from lib.predict.power import limits
 from lib.progress import track
@@ -106,8 +106,9 @@ def _learned(answer: Answer, change: Change) -> Change:
     before = answer.config
     after = replace(before, **change.settings)
     if answer.condition:
-        learned = gain(answer.predictor.card, answer.captured.kernel_rows, answer.captured.batch_size, before, after)
-        return replace(change, predicted_gain=learned[0], why=learned[1]) if learned else change
+        changed = replace(answer, captured=answer.captured.with_changes(**change.settings))
+        return replace(change, predicted_gain=answer.passes.predicted_ms / changed.passes.predicted_ms,
+                       why=scores.change_words(answer.condition, changed.condition))
     if not answer.is_of_fp32_model or after.compiled:
         return change  # gains are over fp32
     try:
@@ -141,7 +142,8 @@ def _larger_batches(answer: Answer) -> Iterator[Change]:
 def _power_limit(answer: Answer) -> Iterator[Change]:
     """Yield the limit that saves most energy at a small cost of time, if its whole range saves energy."""
     card = load_devices().get(answer.predictor.kind)
-    if card and card.least_power_w and not answer.device_condition.power_limit_w:
+    condition = answer.device_condition
+    if card and not limits.refusal(card.id, card.power_w) and not condition.power_limit_w and not condition.clock_mhz:
         saving = [ratios for ratios in map(answer.ratios, np.arange(card.least_power_w, card.power_w, _STEP_W))
                   if ratios["time_ratio"] <= _SLOWER and ratios["energy_ratio_high"] < 1]
         for best in sorted(saving, key=itemgetter("energy_ratio"))[:1]:

@@ -45,14 +45,14 @@ def network_scores(table: pd.DataFrame) -> pd.DataFrame:
         columns=columns("scores"))
 
 
-def evaluate(quick: bool = False, folder: Path | None = None, target: training.Target = training.CPU,
+def evaluate(folder: Path | None = None, target: training.Target = training.CPU,
              publish: bool = True) -> pd.DataFrame:
     """Train the model of a reference machine's device, save it, and return its scores; ``publish`` them beside its data, too.
 
     ``folder`` defaults to the first machine with networks. Published with the scores are the predictions that they are of.
     """
     folder = folder or training.reference_machine()
-    model = training.own_model(folder, target, quick)
+    model = training.own_model(folder, target)
     table, _ = training.reference_sweeps(folder, target)
     scores, predictions = baselines.compare(table, training.roof_of(folder, target), model)
     networks = network_training.fit_networks(model, folder, target, lines.Lines.fit(table, model))
@@ -62,7 +62,7 @@ def evaluate(quick: bool = False, folder: Path | None = None, target: training.T
     scores = pd.concat([scores.assign(kind="operator"), network_scores(networks)],
                        ignore_index=True).reindex(columns=columns("scores"))
     facts = {name: model.facts[name] for name in ("sweeps", "hardware_id", "software_id")}
-    facts |= {"model": path.name, "tuning_networks": list(network_training.TUNING), "quick": quick, "target": asdict(target)}
+    facts |= {"model": path.name, "tuning_networks": list(network_training.TUNING), "target": asdict(target)}
     published = folder / "predictions"
     store.write_meta(store.write(scores, published / "scores.parquet", "scores", derived=True), "scores", **facts)
     every = pd.concat([predictions.assign(usable=True), _unusable(model, training.swept(folder, target)[0], table)])
@@ -71,7 +71,7 @@ def evaluate(quick: bool = False, folder: Path | None = None, target: training.T
     return scores
 
 
-def own_machine(name: str, quick: bool = False) -> tuple[pd.DataFrame, list[str]]:
+def own_machine(name: str) -> tuple[pd.DataFrame, list[str]]:
     """Train and evaluate a model of each device and element type that a reference machine swept; return their scores.
 
     The evaluation of the first, its CPU where that was swept, is written beside the data, for 06_cost_model. Second come the
@@ -82,7 +82,7 @@ def own_machine(name: str, quick: bool = False) -> tuple[pd.DataFrame, list[str]
     for target in training.targets(folder):
         device, dtype = target.name or "cpu", target.dtype
         try:
-            scores.append(evaluate(quick, folder, target, publish=not scores).assign(device=device, dtype=dtype))
+            scores.append(evaluate(folder, target, publish=not scores).assign(device=device, dtype=dtype))
         except InputError as error:
             reasons.append(f"{device} {dtype}: {error}")
     if not scores:
@@ -109,12 +109,12 @@ def _operators(predictions: pd.DataFrame, device: str, dtype: str) -> pd.DataFra
                           source=held_out.PROJECT)
 
 
-def published(kind: str, dtype: str, quick: bool = False) -> None:
+def published(kind: str, dtype: str) -> None:
     """Train and ship the models of every device of an imported kind, and that of any GPU, with their scores by operator."""
     tables = {device: table for device, table in training.published_tables(kind).items()
               if ((table["dtype"] == dtype) & (table["status"] == "ok")).any()}
-    shared = training.any_gpu(tables, kind, dtype, quick)  # refuses too few GPUs; nothing is replaced before all are trained
-    models = [training.gpu_model(device, table, kind, dtype, quick) for device, table in track(tables.items(), kind)]
+    shared = training.any_gpu(tables, kind, dtype)  # refuses too few GPUs; nothing is replaced before all are trained
+    models = [training.gpu_model(device, table, kind, dtype) for device, table in track(tables.items(), kind)]
     described = {device: table.drop(columns=features.UNASKED, errors="ignore") for device, table in tables.items()}
     scores = [gpu_kernels.scores(gpu_kernels.left_out(shared, described)),
               *(gpu_kernels.scores(gpu_kernels.own(model, training.balanced(described[model.device], dtype)))

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lib.errors import InputError
+from lib.errors import InputError, choices
 from lib.measure import archive
 from lib.predict import registry
-from lib.predict.cards import card_model
-from lib.predict.cards.card_model import CardModel
+from lib.predict.gpu import model as gpu_model
+from lib.predict.gpu import scores
+from lib.predict.gpu.model import GpuModel
 from lib.predict.operators.cost_model import CostModel
+from lib.predict.scores import score_draws
 
 UNUSABLE = "none"  # the part of a file that holds no model
 Row = dict[str, Any]
@@ -25,9 +27,8 @@ def summary() -> pd.DataFrame:
     """
     machines = {(f"{device}@{name}", dtype): path for name, folder in archive.machines(imported=True).items()
                 for (device, dtype), path in registry.machine_files(folder).items() if path.parent != registry.SHIPPED}
-    cards = card_model.files_of_cards() | card_model.files_of_cards(card_model.folder())
     files = [*((*key, registry.load, path) for key, path in (registry.model_files() | machines).items()),
-             *((device, "fp16", CardModel.load, path) for device, path in cards.items())]  # conditions may state another dtype
+             ("every GPU", "", GpuModel.load, gpu_model.PATH)]
     rows = []
     for device, dtype, load, path in files:
         try:
@@ -37,11 +38,12 @@ def summary() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _parts(model: CostModel | CardModel) -> list[Row]:
-    if isinstance(model, CardModel):
-        return [{"dtype": "bf16" if "bf16" in condition.precision else "fp16",
-                 **_row(f"networks {condition.name}", int(fitted.scores["n"]), fitted.scores, fitted.half, model.source,
-                        model.licence)} for condition, fitted in model.conditions.items()]
+def _parts(model: CostModel | GpuModel) -> list[Row]:
+    if isinstance(model, GpuModel):
+        table = scores.rows()
+        lines = score_draws(table, ["what", "condition"])
+        return [_row(f"{line.what}, {line.condition}", line.n, line._asdict(), math.nan, choices(model.sources),
+                     choices(dict.fromkeys(model.sources.values()))) for line in lines.itertuples()]
     source, licence = (model.facts.get(name, "") for name in ("source", "licence"))
     return [_row(name, part.rows, part.scores, np.mean(part.halves), f"that of {part.origin}" if part.origin else source,
                  licence) for name, part in model.parts.items()]

@@ -13,13 +13,9 @@ from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
 from lib.predict import boards, held_out, parallel, registry, steps
 from lib.predict.advice import advise_operator, questions
-from lib.predict.cards import card_model, whole_networks
-from lib.predict.evaluation import labelled_rates
-from lib.predict.networks.composition import ZEROING
-from lib.predict.networks.sums import Parts
+from lib.predict.gpu import model as gpu_model
 from lib.predict.operators import cost_model, features
 from lib.predict.published import labels
-from lib.predict.trust import scoreboard
 from lib.predict.trust.scoreboard import KERNELS, LAUNCHES, NETWORKS, SMALL, SMALL_MS, condition_of
 from lib.progress import track
 from lib.tables import columns
@@ -33,14 +29,17 @@ _ENDS = ("predicted", "low", "high")
 _TOO_FAST = "above the peak rate of the device"
 _ALL_REDUCE = "all_reduce mb="
 _COPIES = 10  # this many equal times make one device a copy of another
-_TYPES = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes of an element of the input
+_TYPES = ("fp32", "tf32", "bf16", "fp16")
+_GRADIENTS = ("input", "weights")
+_OF_GRADIENTS, _NOISE = 0.33, 0.1  # spreads of logs: of what gradients take about the usual, and of labels
 _PASSES = {"infer": "forward", "train": "backward"}
 
 
-def read(*folders: Path) -> pd.DataFrame:
+def read(*folders: Path, with_learned: bool = False) -> pd.DataFrame:
     """Return all labels below folders or in files, with ``source``, ``licence`` and, of those left out, the ``error``.
 
-    A file that cannot be read is a row with its error. Raises InputError where nothing is a label.
+    ``with_learned``: labels that models learned from have no error. A file that cannot be read is a row
+    with its error. Raises InputError where nothing is a label.
     """
     if missing := [str(folder) for folder in folders if not folder.exists()]:
         raise InputError(f"{choices(missing)} is missing")
@@ -62,7 +61,7 @@ def read(*folders: Path) -> pd.DataFrame:
     table["device"] = table["device"].replace(ids)
     with_tf32 = table["device"].isin([device for device, vendor in load_devices().items() if "tf32" in vendor.peak_gflops])
     table["dtype"] = table["dtype"].mask(table["dtype"] == labels.DEFAULT, np.where(with_tf32, "tf32", "fp32"))
-    for wrong in (table["device"].map(unknown).fillna(""), _errors(table), _copies(table)):
+    for wrong in (table["device"].map(unknown).fillna(""), _errors(table, with_learned), _copies(table)):
         table["error"] = table["error"].where(table["error"] != "", wrong)
     return table
 
@@ -78,17 +77,23 @@ def _devices(names) -> tuple[dict[str, str], dict[str, str]]:
     return ids, unknown
 
 
-def _learned() -> set[tuple[str, str]]:
-    """Return the sources and devices that models which ship learned from."""
-    return {("timm", device) for device in card_model.files_of_cards()} | {
-        ("NeuSight", device) for (device, _), path in registry.model_files(shipped=True).items()
-        if registry.load(path).facts.get("source") == "neusight"}
+def _learned(table: pd.DataFrame) -> pd.Series:
+    """Return which rows the models that ship learned from: by source and device for kernels, by source for networks."""
+    kernels = {("NeuSight", device) for (device, _), path in registry.model_files(shipped=True).items()
+               if registry.load(path).facts.get("source") == "neusight"}
+    pairs = pd.Series(list(zip(table["source"], table["device"], strict=True)), table.index)
+    is_network = ~table["model"].astype(str).str.split().str[0].isin(families.families())
+    return pairs.isin(kernels) | (is_network & table["source"].isin(gpu_sources()))
 
 
-def _errors(table: pd.DataFrame) -> pd.Series:
+def gpu_sources() -> set[str]:
+    """Return the sources that the model of GPUs which ships learned from; empty without the model."""
+    return set(gpu_model.shipped().sources) if gpu_model.PATH.is_file() else set()
+
+
+def _errors(table: pd.DataFrame, with_learned: bool) -> pd.Series:
     """Return what is wrong with a row by itself, the last reason first."""
     ms = pd.to_numeric(table["measured_ms"], errors="coerce")
-    learned = pd.Series(list(zip(table["source"], table["device"], strict=True)), table.index).isin(_learned())
     is_single = (pd.to_numeric(table["gpus"], errors="coerce") == 1) | table["model"].astype(str).str.startswith(_ALL_REDUCE)
     wrong = pd.Series("", table.index)
     for holds, reason in (
@@ -97,7 +102,7 @@ def _errors(table: pd.DataFrame) -> pd.Series:
             (table["runtime"].isin(RUNTIMES), "runtime is none of: " + choices(RUNTIMES)),
             (table["mode"].isin(_PASSES), "mode is none of: " + choices(_PASSES)),
             ((ms > 0) & (ms < np.inf), "no time in ms above 0"),
-            (~learned, "models were trained on these rows, see models --errors")):
+            (~_learned(table) | with_learned, "models were trained on these rows, see models --errors")):
         wrong = wrong.mask(~holds, reason)
     return wrong
 
@@ -114,92 +119,110 @@ def _copies(table: pd.DataFrame) -> pd.Series:
     return wrong
 
 
-def predicted(*folders: Path, alone: bool = False) -> pd.DataFrame:
-    """Return rows ``held_out`` of all labels below folders that can be predicted; ``attrs["left_out"]`` counts the others.
+def predicted(*folders: Path) -> pd.DataFrame:
+    """Return rows ``held_out`` of all labels below folders, with the answers that ``advise`` and ``advise-op`` give.
 
-    Each label has two rows: with a range learned from other devices, and the answer that ``advise`` gives (``left_out`` is
-    ``nothing``: rates and ranges learned from all labels). The labels are those of the folders and, unless ``alone``, of the
-    scoreboard that ships. In the first row, labelled rates were learned without the label's device and family. They are the
-    rates that ship or, with ``alone``, those learned from the folders (``attrs["boards"]``).
+    ``attrs["left_out"]`` counts the labels without an answer, by reason.
     """
     table = read(*folders)
-    good = table[table["error"] == ""].astype({"gpus": float, "measured_ms": float}).astype({"gpus": int, "model": str})
-    good = good.assign(gbps=good["device"].map({device: vendor.link_gbps for device, vendor in load_devices().items()}),
-                       mb=good["model"].str.extract(f"^{_ALL_REDUCE}(.*)")[0].astype(float))
+    good = _good(table)
     is_kernel = good["model"].str.split().str[0].isin(families.families())
-    is_exchange = good["mb"].notna()
-    learned = boards.Boards() if alone else boards.shipped()
-    with boards.scoring(learned):
-        kernels = _kernels(good[is_kernel])
-    learned = labelled_rates.with_gradients(learned, kernels) if alone else learned
-    with boards.scoring(learned):
-        answers = _networks(good[~is_kernel & ~is_exchange])
-    learned = labelled_rates.with_networks(learned, answers) if alone else learned
-    held, is_wide, failed = _answered(table, kernels, answers, learned)
-    result = pd.DataFrame()
-    if len(held):
-        more = pd.DataFrame() if alone else scoreboard.without(scoreboard.shipped())
-        shipping = replace(learned, spreads=boards.learn(log_errors(held)).spreads) if alone else learned
-        answers, *_ = _answered(table, kernels, answers, replace(learned, left_out={}))
-        result = pd.concat([_conformed(held, more, is_wide), _as_shipped(answers, is_wide, shipping)], ignore_index=True)
-    left_out = Counter(", ".join([row.source, *[row.device] * (isinstance(row.device, str) and row.device != "")])
-                       + f": {row.error}" for row in failed.itertuples())
-    result.attrs |= {"left_out": dict(left_out.most_common()), "boards": learned,
-                     "costs": parallel.learn(good[is_exchange]) if alone and is_exchange.any() else None}
-    return result
+    kernels = _widened(_kernels(good[is_kernel]), boards.shipped())
+    answered = [part for part in (kernels, _networks(good[~is_kernel & good["mb"].isna()])) if len(part)]
+    return _held_out(pd.concat([table[table["error"] != ""], *answered], ignore_index=True))
 
 
-def _answered(table: pd.DataFrame, kernels: pd.DataFrame, answers: pd.DataFrame,
-              learned: boards.Boards) -> tuple[pd.DataFrame, pd.Series, pd.DataFrame]:
-    """Return rows ``held_out`` of labels, which of them are widened, and the labels without an answer."""
-    parts = [part for part in (_by_labels(kernels, learned), _with_all_parts(_by_labels(answers, learned))) if len(part)]
-    answered = pd.concat([table[table["error"] != ""], *parts], ignore_index=True)
+def _good(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the labels without an error, with the ``mb`` of all-reduces and the ``gbps`` of the link between GPUs."""
+    good = table[table["error"] == ""].astype({"gpus": float, "measured_ms": float}).astype({"gpus": int, "model": str})
+    return good.assign(gbps=good["device"].map({device: vendor.link_gbps for device, vendor in load_devices().items()}),
+                       mb=good["model"].str.extract(f"^{_ALL_REDUCE}(.*)")[0].astype(float))
+
+
+def _held_out(answered: pd.DataFrame) -> pd.DataFrame:
+    """Return rows ``held_out`` of the labels that were answered."""
     failed, rows = (answered[(answered["error"] == "") == holds].reset_index(drop=True) for holds in (False, True))
-    if rows.empty:
-        return rows, rows.get("widened"), failed
-    rows = rows.assign(case=rows["model"], measured=rows["measured_ms"].astype(float), left_out="")
-    held = held_out.frame(**{name: rows[name] for name in columns("held_out") if name in rows})
-    return held, rows["widened"].astype(bool), failed
+    reasons = Counter(", ".join([row.source, *[row.device] * (isinstance(row.device, str) and row.device != "")])
+                      + f": {row.error}" for row in failed.itertuples())
+    if len(rows):
+        rows = rows.assign(case=rows["model"], measured=rows["measured_ms"].astype(float), left_out="all of " + rows["source"])
+        rows = held_out.frame(**{name: rows[name] for name in columns("held_out") if name in rows})
+    rows.attrs["left_out"] = dict(reasons.most_common())
+    return rows
 
 
-def log_errors(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return what ``boards.learn`` takes of rows."""
-    kinds = [boards.kernel_kind(kind.removesuffix(SMALL), mode) if what == KERNELS else boards.network_kind(mode, condition)
-             for what, kind, mode, condition in rows[["what", "kind", "mode", "condition"]].itertuples(index=False)]
-    return pd.DataFrame({"kind": kinds, "board": rows["source"] + ", " + rows["device"], "family": rows["group"],
-                         "is_known": rows["device"].map(cache(registry.is_of_measured_architecture)).astype(bool),
-                         "device": rows["device"],
-                         "mostly_launches": rows["kind"].str.endswith((SMALL, LAUNCHES)),
-                         "error": np.log(rows["measured"] / rows["predicted"])}, index=rows.index)
+def _log_errors(kernels: pd.DataFrame) -> pd.DataFrame:
+    """Return what ``boards.learn`` takes of predicted kernels."""
+    kinds = [boards.kernel_kind(kind.removesuffix(SMALL), mode) for kind, mode in zip(kernels["kind"], kernels["mode"],
+                                                                                      strict=True)]
+    return pd.DataFrame({"kind": kinds, "board": kernels["source"] + ", " + kernels["device"], "family": kernels["group"],
+                         "is_known": kernels["device"].map(cache(registry.is_of_measured_architecture)).astype(bool),
+                         "device": kernels["device"], "mostly_launches": kernels["kind"].str.endswith(SMALL),
+                         "error": np.log(kernels["measured_ms"].astype(float) / kernels["predicted"])}, index=kernels.index)
 
 
-def _conformed(rows: pd.DataFrame, more: pd.DataFrame, widened: pd.Series) -> pd.DataFrame:
-    """Return rows whose ranges, where ``widened``, are learned from other devices."""
-    errors, conformed = log_errors(rows), rows.assign(left_out="all of " + rows["source"] + "; of the range, the device")
-    every = pd.concat([errors, log_errors(more)] if len(more) else [errors])
-    for (device, kind, is_known), same in errors[widened].groupby(["device", "kind", "is_known"]):
-        part, spreads = rows.loc[same.index], boards.learn(every[every["device"] != device])
-        low, high = spreads.widened(part["predicted"], part["low"], part["high"], kind, is_known)
-        conformed.loc[same.index, "low"], conformed.loc[same.index, "high"] = low, high
-    return conformed
+def _widened(kernels: pd.DataFrame, learned: boards.Boards) -> pd.DataFrame:
+    """Return predicted kernels with the ranges that hold on boards of others."""
+    if not len(kernels):
+        return kernels
+    kernels = kernels.astype(dict.fromkeys(_ENDS, float))
+    answered = kernels[kernels["error"] == ""]
+    kinds = _log_errors(answered)[["kind", "is_known"]][answered["widened"].astype(bool)]
+    for (kind, is_known), same in kinds.groupby(["kind", "is_known"]):
+        part = kernels.loc[same.index]
+        low, high = learned.widened(part["predicted"], part["low"], part["high"], kind, is_known)
+        kernels.loc[same.index, "low"], kernels.loc[same.index, "high"] = low, high
+    return kernels
 
 
-def _as_shipped(rows: pd.DataFrame, widened: pd.Series, shipping: boards.Boards) -> pd.DataFrame:
-    """Return rows with the ranges that ``advise`` gives."""
-    kinds, answers = log_errors(rows)[["kind", "is_known"]], rows.assign(left_out=scoreboard.NOTHING)
-    for (kind, is_known), same in kinds[widened].groupby(["kind", "is_known"]):
-        part = rows.loc[same.index]
-        low, high = shipping.widened(part["predicted"], part["low"], part["high"], kind, is_known)
-        answers.loc[same.index, "low"], answers.loc[same.index, "high"] = low, high
-    return answers
+def ship(*folders: Path) -> pd.DataFrame:
+    """Learn from kernels and all-reduces of others what gradients, boards and exchanges take; save it beside the models.
+
+    Returns the kernels as rows ``held_out``: gradients and ranges of each are learned from the other devices.
+    """
+    table = read(*folders)
+    good = _good(table)
+    kernels = _kernels(good[good["model"].str.split().str[0].isin(families.families())])
+    kernels = kernels[kernels["error"] == ""].astype(dict.fromkeys(_ENDS, float))
+    apart = [_with_gradients(part, gradient_rates(kernels[kernels["device"] != device]))
+             for device, part in kernels.groupby("device")]
+    kernels = pd.concat(apart)
+    errors = _log_errors(kernels)
+    held = _held_out(pd.concat([_widened(part, boards.learn(errors[errors["device"] != device]))
+                                for device, part in kernels.groupby("device")]))
+    learned = replace(boards.learn(errors), gradients=gradient_rates(kernels))
+    held_out.save(held, learned.save(boards.PATH))
+    if (exchanges := good[good["mb"].notna()]).size:
+        parallel.learn(exchanges).save(parallel.PATH)
+    return held
 
 
-def ship(rows: pd.DataFrame) -> None:
-    """Save predictions, what labels taught (rates, spread of boards, cost of all-reduces), beside the models that ship."""
-    if costs := rows.attrs.pop("costs"):
-        costs.save(parallel.PATH)
-    learned = replace(rows.attrs.pop("boards"), spreads=boards.learn(log_errors(scoreboard.without(rows))).spreads)
-    held_out.save(rows, learned.save(boards.PATH))
+def gradient_rates(kernels: pd.DataFrame) -> dict[str, np.ndarray]:
+    """Learn what gradients take from backward passes of convolutions that take longer than launches, see ``boards``."""
+    from scipy import optimize  # learning alone waits for it to load
+
+    has_parts = kernels["parts"].map(lambda parts: isinstance(parts, dict) and "weights" in parts)
+    table = kernels[has_parts & (np.sqrt(kernels["measured_ms"].astype(float) * kernels["predicted"]) >= SMALL_MS)]
+    absent = 0.0, np.zeros_like(next(iter(table["parts"].iloc[0].values()))[1])
+    cells = [[parts.get(name, absent) for name in _GRADIENTS] for parts in table["parts"]]
+    ms, values = (np.array([[cell[place] for cell in row] for row in cells]) for place in (0, 1))
+    shape, measured = values.shape[1:], table["measured_ms"].to_numpy(float)
+
+    def errors(logs):
+        predicted = (ms * np.exp((values * logs.reshape(shape)).sum(axis=2))).sum(axis=1)
+        return np.append(np.log(predicted / measured) / _NOISE, logs / _OF_GRADIENTS)
+
+    logs = optimize.least_squares(errors, np.zeros(values[0].size), loss="soft_l1").x
+    return dict(zip(_GRADIENTS, logs.reshape(shape), strict=True))
+
+
+def _with_gradients(kernels: pd.DataFrame, rates: dict[str, np.ndarray]) -> pd.DataFrame:
+    """Return predicted kernels whose gradients take what ``rates`` say."""
+    learned, kernels = boards.Boards(gradients=rates), kernels.copy()
+    for row in kernels[kernels["parts"].map(lambda parts: isinstance(parts, dict) and bool(parts))].itertuples():
+        ms = sum(learned.gradient_ms(name, *part) for name, part in row.parts.items())
+        kernels.loc[row.Index, list(_ENDS)] = np.array([row.predicted, row.low, row.high]) * ms / row.predicted
+    return kernels
 
 
 def _kernels(table: pd.DataFrame) -> pd.DataFrame:
@@ -225,10 +248,16 @@ def _kernels(table: pd.DataFrame) -> pd.DataFrame:
         too_fast = rows["measured_ms"] < shapes["flops"] / predictor.roof.peak_gflops / 1e6 / fastest
         parts.append(rows.assign(
             **{end: answer[f"{end}_ms"] for end in _ENDS}, error=np.where(too_fast, _TOO_FAST, ""), what=KERNELS,
-            kind=shapes["op"], mode=rows["mode"].map(_PASSES), group=shapes["op"].combine(rows["model"], _shape_group),
+            kind=_kind(shapes["op"], rows["measured_ms"], answer["predicted_ms"]),
+            mode=rows["mode"].map(_PASSES), group=shapes["op"].combine(rows["model"], _shape_group),
             batch_size=None, condition=dtype, out_of_range=answer["out_of_range"] | (answer["origin"] != ""),
             widened=predictor.model.was_measured_elsewhere, parts=_gradients(shapes, predictor.model)))
     return pd.concat(parts) if parts else table
+
+
+def _kind(ops: pd.Series, measured_ms: pd.Series, predicted_ms: pd.Series) -> pd.Series:
+    """Return the kind of each kernel, which says of small ones that they are."""
+    return ops.where(np.sqrt(measured_ms * predicted_ms) >= SMALL_MS, ops + SMALL)
 
 
 def _gradients(shapes: pd.DataFrame, model: cost_model.CostModel) -> pd.Series:
@@ -264,54 +293,19 @@ def _shape_group(op: str, text: str) -> str:
 
 
 def _networks(table: pd.DataFrame) -> pd.DataFrame:
-    """Predict the passes of networks as ``advise --questions`` does, and what the label includes ``beside``.
-
-    Inputs and weights of networks without autocast are of their element type.
-    """
+    """Predict networks as ``advise --questions`` does: the passes, and the parts of a step that the label includes."""
     if not len(table):
         return table
-    answers = questions.answer(questions.from_table(table[list(questions.FIELDS)]), more=("parts",)).set_axis(table.index)
-    included = {name: table["includes"].str.split().map(lambda parts, name=name: name in parts) for name in labels.INCLUDED}
-    is_training, is_pure = table["mode"] == "train", table["autocast"] == "false"
-    share = (table["dtype"].map(_TYPES) / _TYPES["fp32"]).where(is_pure, 1.0)
-    answers[["input_mb", "h2d_ms"]] *= share.to_numpy()[:, None]
+    answers = questions.answer(questions.from_table(table[list(questions.FIELDS)])).set_axis(table.index)
+    included = {name: table["includes"].str.split().map(lambda parts, name=name: name in parts) for name in labels.STEP}
+    is_training = table["mode"] == "train"
     answers["h2d_ms"] = answers["h2d_ms"].where(is_training, answers["input_mb"] / steps.LINK_GBPS)
-    out = {whole_networks.CASTS: is_pure, ZEROING: ~included[ZEROING]}
-    parts = [part.without(*(name for name in out if out[name][index])) if isinstance(part, Parts) else None
-             for index, part in answers["parts"].items()]
     passes = (answers["forward_ms"] + answers["backward_ms"]).where(is_training, answers["predicted_ms"])
-    too_fast = table["measured_ms"] * _WINOGRAD < answers["predicted_ms"] / answers["below_roof"]
+    whole = (passes + sum(answers[f"{name}_ms"].where(included[name], 0.0) for name in labels.STEP)) / answers["predicted_ms"]
     return table.assign(
-        **{end: passes * answers[f"{end}_ms"] / answers["predicted_ms"] for end in _ENDS},
-        error=answers["error"].mask(too_fast, _TOO_FAST), what=NETWORKS, parts=parts,
-        beside=sum(answers[f"{name}_ms"].where(included[name], 0.0) for name in labels.STEP),
+        **{end: answers[f"{end}_ms"] * whole for end in _ENDS}, error=answers["error"], what=NETWORKS,
         batch_size=pd.to_numeric(table["batch_size"], errors="coerce"),
-        **answers[["out_of_range", "widened"]].fillna(False).astype(bool), group=table["model"].map(networks.family),
+        out_of_range=answers["out_of_range"].fillna(False).astype(bool), group=table["model"].map(networks.family),
         kind=np.where(answers["bound"] == "launch", LAUNCHES, held_out.ALL),
         condition=[condition_of(RunConfig(dtype=row.dtype, layout=row.layout, compiled=bool(row.compile)))
                    for row in answers.itertuples()])
-
-
-def _by_labels(table: pd.DataFrame, learned: boards.Boards) -> pd.DataFrame:
-    """Return predictions by the rates that were learned without the device and the family."""
-    if not len(table):
-        return table
-    table, ends = table.astype(dict.fromkeys(_ENDS, float)), list(_ENDS)
-    for row in table[(table["error"] == "") & table["parts"].notna()].itertuples():
-        if isinstance(row.parts, Parts):
-            rates = learned.without(row.device, row.group, row.source)
-            table.loc[row.Index, ends] = row.parts.predict(*rates.of_passes)
-        elif row.parts:
-            rates = learned.without(row.device, source=row.source)
-            ms = sum(rates.gradient_ms(name, *part) for name, part in row.parts.items())
-            table.loc[row.Index, ends] = np.array([row.predicted, row.low, row.high]) * ms / row.predicted
-    is_small = (table["what"] == KERNELS) & (np.sqrt(table["measured_ms"] * table["predicted"]) < SMALL_MS)
-    return table.assign(kind=table["kind"].where(~is_small, table["kind"] + SMALL))
-
-
-def _with_all_parts(answers: pd.DataFrame) -> pd.DataFrame:
-    """Return predictions of networks with the parts of a training step that their labels include."""
-    if not len(answers):
-        return answers
-    whole = 1 + answers["beside"] / answers["predicted"]
-    return answers.assign(**{end: answers[end] * whole for end in _ENDS})

@@ -23,6 +23,6 @@ def of_work(table: pd.DataFrame) -> str:
 
 
 def of_rows(rows: pd.DataFrame) -> str:
-    """Return the kind of a network from its rows of work (``cards.rows``), which ``of_work`` would give of the same one."""
+    """Return the kind of a network from its rows of work (``gpu.rows``), which ``of_work`` would give of the same one."""
     wider = rows["window"].astype(float) > rows["stride"].astype(float)**2  # of two axes
     return _kind(bool((wider & rows["kind"].str.contains("conv|stem")).any()), bool(rows["kind"].isin(_ATTENDS).any()))

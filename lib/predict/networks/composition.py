@@ -12,19 +12,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lib.predict import boards
-from lib.predict.networks.sums import Parts, launched
 from lib.predict.networks.work import Work, key_of
-from lib.predict.operators import cudnn, features
-from lib.predict.operators.chip import Chip
 from lib.predict.operators.cost_model import Composition, CostModel
-from lib.predict.operators.features import CONVOLUTIONS
 
 TERMS = ("sum_ms", "moved_ms", "fresh_mb")
 COMPUTING = ("conv", "conv_1x1", "conv_grouped", "conv_depthwise", "gemm", "attention")  # kinds of operators
 OPERATOR_KINDS = (*COMPUTING, "pool", "batch_norm", "layer_norm", "elements", "copies")
-MAPPED = "mapped"  # an efficiency beside those of OPERATOR_KINDS: cost of a mapped MB over a replayed MB
-TIME_TERMS = (*(f"{kind}_ms" for kind in OPERATOR_KINDS), "replayed_mb", "mapped_mb")
+TIME_TERMS = (*(f"{kind}_ms" for kind in OPERATOR_KINDS), "fresh_mb")
 _KIND = {"linear": "gemm", "matmul": "gemm", "bmm": "attention", "attention": "attention", "pool2d": "pool", "pool3d": "pool",
          "batch_norm": "batch_norm", "layer_norm": "layer_norm", "softmax": "layer_norm", "activation": "elements",
          "elementwise": "elements"}  # by family; all other families copy or reduce
@@ -41,14 +35,14 @@ PLAIN_SUM = Composition({"sum_ms": 1.0, "moved_ms": 1.0, "fresh_mb": 0.0}, math.
 class Provenance:
     """Where the time of a pass comes from.
 
-    ``condition``: of the whole networks on cards that the time was learned from. ``gain``: on a CPU, the gain over fp32 in the
+    ``gpu``: on a GPU, the prediction (``gpu.model.Prediction``). ``gain``: on a CPU, the gain over fp32 in the
     default layout that was applied. ``runtime``: on a CPU, the answer for another runtime. Without these three, the time is a
     sum of operators. ``call``: what a call costs beside them, in words. ``origins``: shares of the time that measurements of
     other devices answered, by device.
     """
 
     origins: Mapping[str, float] = field(default_factory=dict)
-    condition: Any = None
+    gpu: Any = None
     gain: Any = None
     runtime: Any = None
     call: str = ""
@@ -56,7 +50,7 @@ class Provenance:
     @property
     def of_networks(self) -> bool:
         """Return whether the time was learned from whole networks that ran so."""
-        return any(source is not None for source in (self.condition, self.gain, self.runtime))
+        return any(source is not None for source in (self.gpu, self.gain, self.runtime))
 
     @property
     def borrowed(self) -> float:
@@ -78,8 +72,8 @@ class Estimate(Times):
     """The predicted time of a pass or step, in ms, its interval, and where it comes from.
 
     ``outside`` is the share of the time outside of the training range. ``predict_operators`` predicts the operators.
-    ``parts``: its kernels and launches, on a GPU without measured networks. ``launches_ms``: of the launches, where they are
-    predicted apart. ``parallel_ms``: what many GPUs add to the time of one, see ``lib.predict.parallel``.
+    ``launches_ms``: of the launches, where they are predicted apart. ``parallel_ms``: what many GPUs add to
+    the time of one, see ``lib.predict.parallel``.
     """
 
     predicted_ms: float
@@ -88,7 +82,6 @@ class Estimate(Times):
     outside: float
     provenance: Provenance
     predict_operators: Callable[[], pd.DataFrame] = pd.DataFrame
-    parts: Parts | None = None
     launches_ms: float | None = None
     parallel_ms: float = 0.0
 
@@ -150,57 +143,24 @@ def kinds_ms(operators: pd.DataFrame) -> dict[str, float]:
 
 
 def parts_of(work: Work, operators: pd.DataFrame) -> dict[str, float]:
-    """Return TIME_TERMS of a network's time: the ms of each kind of operator, and fresh memory as replayed and mapped."""
-    return {**{f"{kind}_ms": ms for kind, ms in kinds_ms(operators).items()}, "replayed_mb": work.fresh_bytes / 1e6,
-            "mapped_mb": work.mapped_bytes / 1e6}
+    """Return TIME_TERMS of a network's time: the ms of each kind of operator, and the MB of fresh memory."""
+    return {**{f"{kind}_ms": ms for kind, ms in kinds_ms(operators).items()}, "fresh_mb": work.fresh_bytes / 1e6}
 
 
 def terms(parts: Terms, efficiencies: Terms) -> dict[str, float]:
     """Return TERMS from TIME_TERMS: ``sum_ms`` of computing kinds, ``moved_ms`` of moving ones, each times its efficiency.
 
-    A kind without an efficiency has 1; mapped memory without one is already part of the replayed memory.
+    A kind without an efficiency has 1.
     """
     kinds_ms = {kind: efficiencies.get(kind, 1.0) * parts[f"{kind}_ms"] for kind in OPERATOR_KINDS}
     sum_ms = sum(kinds_ms[kind] for kind in COMPUTING)
-    return {"sum_ms": sum_ms, "moved_ms": sum(kinds_ms.values()) - sum_ms,
-            "fresh_mb": parts["replayed_mb"] + efficiencies.get(MAPPED, 0.0) * parts["mapped_mb"]}
+    return {"sum_ms": sum_ms, "moved_ms": sum(kinds_ms.values()) - sum_ms, "fresh_mb": parts["fresh_mb"]}
 
 
 def time_shares(operators: pd.DataFrame) -> dict[str, float]:
     """Return the shares of the operators' time that lie outside of the training range and that were looked up."""
     share = operators["cost_ms"] / operators["cost_ms"].sum()
     return {"outside": float(share[operators["out_of_range"]].sum()), "looked_up": float(share[operators["looked_up"]].sum())}
-
-
-def launches(work: Work) -> dict[str, float]:
-    """Return the number of launches of a pass or step by kind: two gradients of a convolution, sums of gradients apart."""
-    table, backward = work.table, work.table["backward_calls"]
-    convolving, adding = (float(backward[table["op"].isin(ops)].sum()) for ops in (CONVOLUTIONS, ("elementwise",)))
-    return {"forward": float((table["calls"] - backward).sum()), "backward": float(backward.sum()) + convolving - adding,
-            "sums": adding, ZEROING: float(len(work.trained))}
-
-
-def zeroing_ms(work: Work, itemsize: int, peak_gbps: float) -> float:
-    """Return the ms of memory traffic that zeroing gradients before a pass, and adding to them, takes."""
-    return sum(work.trained) * _ZEROED * itemsize / peak_gbps / 1e6
-
-
-def least_ms(work: Work, chip: Chip) -> float:
-    """Return the ms that the FLOPs of a pass or step take at the stated peak rate of a GPU, see ``cudnn.least_ms``."""
-    return float(cudnn.least_ms(features.columns(work.table), chip) @ work.table["calls"])
-
-
-def _gpu_pass_parts(work: Work, operators: pd.DataFrame, model: CostModel, half: float) -> Parts:
-    """Return the kernels and launches of a pass on a GPU; ``half`` is that of the kernels in log time."""
-    (ms, calls, backward), facts = (operators[name] for name in ("predicted_ms", "calls", "backward_calls")), model.facts
-    launch_ms = facts["launch_ms"] * (facts["latency_type"] == "end_to_end")
-    kernel_ms, kinds = np.maximum(ms - launch_ms, _LEAST_KERNEL * ms), kinds_of(operators)
-    names = np.where(np.isin(kinds, COMPUTING), kinds, "memory")
-    kernels = {f"{facts['dtype']} {kind} {phase}": float(sum_ms) for phase, times in (("forward", calls - backward),
-                                                                                    ("backward", backward))
-               for kind, sum_ms in (kernel_ms * times).groupby(names).sum().items() if sum_ms}
-    zeroing = zeroing_ms(work, model.chip.item, facts["peak_gbps"])
-    return Parts({**kernels, ZEROING: zeroing}, launches(work), half)
 
 
 def estimate(work: Work, model: CostModel, composition: Composition, measured: Mapping[tuple, float] | None = None) -> Estimate:
@@ -213,19 +173,6 @@ def estimate(work: Work, model: CostModel, composition: Composition, measured: M
     origins = share.groupby(operators["origin"]).sum().drop("", errors="ignore")
     learned = model.efficiencies.get(work.mode, {}) if composition.networks else {}
     half = float(share @ operators["half"])
-    parts = launches_ms = None
-    if model.chip is None or composition.networks:
-        predicted_ms, low_ms, high_ms = composition.predict(terms(parts_of(work, operators), learned), outside, half)
-    else:
-        parts = _gpu_pass_parts(work, operators, model, half * (1 + outside))
-        used = parts.without(ZEROING)
-        if model.was_measured_elsewhere:
-            rates, usual_ms = boards.rates(model.device).of_passes
-            launches_ms = used.launching_ms(usual_ms)
-            predicted_ms, low_ms, high_ms = used.predict(rates, usual_ms)
-        else:
-            launches_ms = sum(used.launches.values()) * model.facts["launch_ms"]
-            predicted_ms, low_ms, high_ms = launched(sum(used.kernels_ms.values()), used.half, [launches_ms] * 3)
+    predicted_ms, low_ms, high_ms = composition.predict(terms(parts_of(work, operators), learned), outside, half)
     high_ms = math.inf if work.uncounted or operators["at_least"].any() else high_ms
-    return Estimate(predicted_ms, low_ms, high_ms, outside, Provenance(origins.to_dict()), lambda: operators, parts,
-                    launches_ms)
+    return Estimate(predicted_ms, low_ms, high_ms, outside, Provenance(origins.to_dict()), lambda: operators)

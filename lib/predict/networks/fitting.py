@@ -11,16 +11,16 @@ import numpy as np
 import pandas as pd
 
 from lib.measure.networks.allocator import HEAPS
-from lib.predict.networks.composition import MAPPED, OPERATOR_KINDS, TIME_TERMS, Composition, Terms, terms
+from lib.predict.networks.composition import OPERATOR_KINDS, TIME_TERMS, Composition, Terms, terms
 from lib.predict.networks.sums import LEAST_NETWORKS, Range, Sum, learned, sums
 from lib.predict.scores import half_interval, score
 
 WORKLOADS = r"W\d+"  # ids of this project's workloads: never learned from
 _USUAL_MS = 0.3  # page-fault cost of a MB before anything is measured
 # Spreads of logs: of a kind's factor about the common one (one is chosen by families left out), of the common one, of the
-# page-fault costs of replayed and mapped memory, and of networks about their sums.
-_USUAL = np.array([*[1.0] * len(OPERATOR_KINDS), _USUAL_MS, _USUAL_MS])
-_SUMS = sums(len(OPERATOR_KINDS), (0.05, 0.1, 0.2), 0.3, (1.0, 1.0), 0.07, _USUAL)
+# page-fault cost, and of networks about their sums.
+_USUAL = np.array([*[1.0] * len(OPERATOR_KINDS), _USUAL_MS])
+_SUMS = sums(len(OPERATOR_KINDS), (0.05, 0.1, 0.2), 0.3, (1.0,), 0.07, _USUAL)
 
 
 def enough(table: pd.DataFrame, key: str, without: str) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -36,7 +36,7 @@ def enough(table: pd.DataFrame, key: str, without: str) -> Iterator[tuple[str, p
 
 @dataclass(frozen=True)
 class Learned:
-    """Efficiencies of OPERATOR_KINDS and of MAPPED memory for one mode, and a composition for each heap."""
+    """Efficiencies of OPERATOR_KINDS for one mode, and a composition for each heap."""
 
     efficiencies: Mapping[str, float]
     compositions: Mapping[str, Composition]
@@ -64,16 +64,16 @@ def fit(rows: pd.DataFrame) -> Learned:
     without measurements has the interval of the other heap and no scores. Raises InputError for fewer than four networks.
     """
     parts, measured_ms = rows[list(TIME_TERMS)].to_numpy(float, copy=True), rows["latency_ms"].to_numpy(float)
-    parts[rows["memory"] != "default", -2:] = 0.0  # memory costs nothing where it is retained
+    parts[rows["memory"] != "default", -1] = 0.0  # memory costs nothing where it is retained
     logs, held_out_ms = learned(_SUMS, rows, parts, measured_ms)
-    common, *kinds, replayed, mapped = np.exp([*logs[:-1], logs[-1] - logs[-2]]).tolist()
+    common, *kinds, fresh = np.exp(logs).tolist()
     heaps = {}
     for heap in HEAPS:
         interval_of = heap if heap in set(rows["memory"]) else rows["memory"].iloc[0]
         measured = (rows["memory"] == interval_of).to_numpy()
         times = measured_ms[measured], held_out_ms[measured]
-        rates = {"sum_ms": common, "moved_ms": common, "fresh_mb": _USUAL_MS * replayed * (heap == "default")}
+        rates = {"sum_ms": common, "moved_ms": common, "fresh_mb": _USUAL_MS * fresh * (heap == "default")}
         of_heap = {"scores": score(*times)} if interval_of == heap else {"interval_of": interval_of}
         heaps[heap] = Composition(rates, half_interval(np.log(times[0] / times[1])), int(rows["network"][measured].nunique()),
                                   **of_heap)
-    return Learned({**dict(zip(OPERATOR_KINDS, kinds, strict=True)), MAPPED: mapped}, heaps)
+    return Learned(dict(zip(OPERATOR_KINDS, kinds, strict=True)), heaps)

@@ -5,8 +5,8 @@ leave whole families of networks out.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -15,42 +15,8 @@ from lib.errors import InputError
 
 LEAST_NETWORKS = 4
 _FOLDS = 5
-OVERLAP = 4.0  # exponent of the soft maximum of kernels and of the launches that overlap with them
 Range = tuple[float, float, float]  # predicted, low and high
-HOST_MS = (0.020, 0.006, 0.045)  # of a launch by a host that nobody measured: usual, least and most of those of others
 
-
-def launched(kernels_ms: float, half: float, launches_ms: Sequence[float]) -> Range:
-    """Return predicted, low and high ms of a GPU's kernels, which the host launches meanwhile.
-
-    ``half`` is half the interval of the kernels in log time; ``launches_ms`` are usual, least and most.
-    """
-    return tuple((kernels ** OVERLAP + launches ** OVERLAP) ** (1 / OVERLAP)
-                 for kernels, launches in zip(interval(kernels_ms, half), launches_ms, strict=True))
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a pass on a GPU consists of: ms of kernels and number of launches, by kind; and half the interval of kernels."""
-
-    kernels_ms: Mapping[str, float]
-    launches: Mapping[str, float]
-    half: float
-
-    def without(self, *kinds: str) -> "Parts":
-        """Return all other parts."""
-        return replace(self, **{name: {kind: value for kind, value in getattr(self, name).items() if kind not in kinds}
-                                for name in ("kernels_ms", "launches")})
-
-    def launching_ms(self, usual_ms: Mapping[str, float]) -> float:
-        """Return the ms of all launches by a usual host of others."""
-        return sum(count * usual_ms.get(kind, HOST_MS[0]) for kind, count in self.launches.items())
-
-    def predict(self, rates: Mapping[str, float], usual_ms: Mapping[str, float]) -> Range:
-        """Return predicted, low and high ms with ``rates`` of kernels and the ms of launches by a usual host of others."""
-        kernels_ms = sum(ms * rates.get(kind, 1.0) for kind, ms in self.kernels_ms.items())
-        launches_ms = self.launching_ms(usual_ms)
-        return launched(kernels_ms, self.half, [launches_ms * ms / HOST_MS[0] for ms in HOST_MS])
 
 
 def interval(value: float, half: float) -> Range:

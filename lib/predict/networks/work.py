@@ -11,8 +11,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from lib.measure.networks import allocator
-from lib.predict.networks import stand_ins
+from lib.predict.networks import allocations, stand_ins
 from lib.work import dtypes, networks
 from lib.work.graph import capture, counts, families
 from lib.work.graph.ops import Graph, Op
@@ -47,7 +46,7 @@ class Work:
     batch_size: int
     takes_fresh: bool
     weight_bytes: float
-    plan: allocator.Plan
+    plan: allocations.Plan
     not_modelled: tuple[str, ...] = ()
     uncounted: tuple[str, ...] = ()
     input_values: float = 0.0
@@ -85,28 +84,17 @@ class Work:
 
         Tensors live as long as they are used; convolutions on a CPU take temporaries beside their outputs.
         """
-        occupied, peak, sizes = 0, 0, {}
-        for (early, late), made, dead in zip(self.plan.beside, self.plan.made, self.plan.freed, strict=True):
-            sizes |= dict(made)
-            new = sum(size for _, size in made)
-            peak = max(peak, occupied + sum(late) + max(sum(early), new))
-            occupied += new - sum(sizes.get(storage, 0) for storage in dead)
-        return float(peak)
+        return self.plan.peak_bytes()
 
     @cached_property
     def fresh_bytes(self) -> float:
-        """Give how many bytes a pass touches first after the system handed them out, see ``allocator.fresh_bytes``."""
-        return allocator.fresh_bytes(self.plan) if self.takes_fresh else 0.0
+        """Give how many bytes of a pass come fresh from the system, a page fault for each page."""
+        return self.plan.fresh_bytes() if self.takes_fresh else 0.0
 
     @property
     def memory_mb(self) -> float:
         """Return weights, inputs and the most that tensors occupy at once, in 10^6 bytes."""
         return (self.weight_bytes + self.peak_bytes) / 1e6
-
-    @property
-    def mapped_bytes(self) -> float:
-        """Return the bytes of blocks that are mapped on their own where the heap has no room; 0 where nothing comes fresh."""
-        return float(sum(size for size in self.plan.blocks if size >= allocator.ALWAYS_MAPPED)) if self.fresh_bytes else 0.0
 
     def update(self, optimizer: str, together: bool, itemsize: int = 4) -> "Work":
         """Return the work of an optimizer's step on what is trained, which is in 32 bits whatever the passes compute in.
@@ -133,7 +121,7 @@ class Work:
                               for key, number in calls.items()])
         inputs = {spec.storage: spec for op in graph.ops for spec in op.tensors if spec.kind == "input"}
         weights = graph.parameter_bytes + graph.buffer_bytes + sum(spec.bytes for spec in inputs.values())
-        plan = allocator.Plan.from_graph(graph)
+        plan = allocations.Plan.from_graph(graph)
         return cls(table, mode, batch_size, device_type == "cpu", float(weights), plan, _not_modelled(graph),
                    tuple(sorted({op.short for op in work if not counts.is_counted(op)})),
                    float(sum(spec.elements for spec in inputs.values())), graph.trained if mode == "train" else (),
@@ -175,12 +163,13 @@ def row_of(op: Op) -> dict[str, Any]:
 
 
 def captured(network: networks.Network, mode: str, dtype: str = "float32", channels_last: bool = False,
-             device: str = "cpu", ready: nn.Module | None = None) -> Work:
+             device: str = "cpu", ready: nn.Module | None = None, with_autocast: bool = True) -> Work:
     """Return the work of a network on its batch as a device type (cpu, cuda) runs it; InputError says why it has none.
 
-    Of a ``dtype`` of 16 bits as torch.autocast runs it. ``ready`` is the network where it was prepared for capture before.
+    Of a ``dtype`` of 16 bits as torch.autocast runs it, or the whole network in it without (``with_autocast``).
+    ``ready`` is the network where it was prepared for capture before.
     """
-    autocast = dtype if dtype in _LOW else ""
+    autocast = dtype if dtype in _LOW and with_autocast else ""
     graph = capture.of_network(network, mode, "float32" if autocast else dtype, channels_last, device=device, ready=ready,
                                autocast=autocast)
     return Work.of(graph, mode, network.shape[0], device)

@@ -11,9 +11,9 @@ from lib.predict.model_file import AtLeastOne, NotNegative, Positive
 from lib.work import dtypes
 
 _UNSTATED_CACHE_MB = 1.0  # of a device whose entry states none: little stays in it
-_PJ_2016, _YEARLY = 24.5, 0.8  # energy of a FLOP in fp32; it halves in some three years (Sun et al., arXiv:1911.11313)
+_PJ_2016, YEARLY = 24.5, 0.8  # energy of a FLOP in fp32; it halves in some three years (Sun et al., arXiv:1911.11313)
 _STATIC_W = 20.0  # of a board, whatever it computes
-_YEARS = {"kepler": 2012, "maxwell": 2014, "pascal": 2016, "volta": 2017, "vega": 2017, "turing": 2018, "ampere": 2020,
+YEARS = {"kepler": 2012, "maxwell": 2014, "pascal": 2016, "volta": 2017, "vega": 2017, "turing": 2018, "ampere": 2020,
           "cdna2": 2021, "ada": 2022, "hopper": 2022, "cdna3": 2023, "blackwell": 2024}
 
 
@@ -22,7 +22,8 @@ class Chip:
     """What the model needs to know of a device: rates in FLOP/ms and bytes/ms, multiprocessors, bytes of the last cache.
 
     ``vector_flops_per_ms`` is the rate of fp32 outside of tensor cores; ``item`` the bytes of an element;
-    ``powered_flops_per_ms`` the rate of fp32 that the board's power feeds (0: not known).
+    ``powered_flops_per_ms`` the rate of fp32 that the board's power feeds (0: not known);
+    ``convolution_flops_per_ms`` that of cuDNN's convolutions where it differs (TF32).
     """
 
     flops_per_ms: Positive
@@ -32,6 +33,7 @@ class Chip:
     cache_bytes: NotNegative
     item: Annotated[int, Field(ge=1, le=16)]
     powered_flops_per_ms: NotNegative = 0.0
+    convolution_flops_per_ms: NotNegative = 0.0
 
     @classmethod
     def of(cls, device: VendorDevice, dtype: str) -> "Chip":
@@ -46,6 +48,6 @@ class Chip:
 
 def _powered(device: VendorDevice) -> float:
     """Return the FLOP/ms of fp32 that a board's power feeds; 0 where its power or the year of its architecture is not known."""
-    if not device.power_w or device.architecture not in _YEARS:
+    if not device.power_w or device.architecture not in YEARS:
         return 0.0
-    return (device.power_w - _STATIC_W) / (_PJ_2016 * 1e-12 * _YEARLY ** (_YEARS[device.architecture] - 2016)) / 1e3
+    return (device.power_w - _STATIC_W) / (_PJ_2016 * 1e-12 * YEARLY ** (YEARS[device.architecture] - 2016)) / 1e3

@@ -151,7 +151,7 @@ class CostModel(Saved):
         count = len(row.op)
         predicted, weighed, origin = np.zeros(count), np.zeros(count), np.full(count, "", object)
         for name, places, ms, values, widths, device in self.gradients(row):
-            scaled = boards.rates(self.device).gradient_ms(name, ms, values)
+            scaled = boards.shipped().gradient_ms(name, ms, values)
             predicted[places] += scaled
             weighed[places] += scaled * widths
             origin[places] = np.where(device == "", _GRADIENTS, device)

@@ -13,24 +13,22 @@ import pandas as pd
 
 from lib.errors import InputError
 from lib.predict.operators import features, inputs
-from lib.predict.operators.augmentation import crossed
 from lib.predict.operators.chip import Chip
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.parts import FAMILY, Interval, Part
-from lib.predict.operators.regressors import Boosted, Rates, Student, nonnegative_rates, weights
-from lib.predict.operators.validation import FOLDS, conformal, folds, shapes_of, usable
+from lib.predict.operators.regressors import Boosted, Rates, nonnegative_rates, weights
+from lib.predict.operators.validation import conformal, folds, shapes_of, usable
 from lib.predict.scores import score
 from lib.progress import track
 
 LEAST_ROWS = 40
-_QUICK_FOLDS = 3
 _LEAST_OF_FAMILY = 60  # groups from which on a family has intervals of its own: five GPUs say little of a sixth
 
-Form = Literal["student", "boosted", "rates"]  # of a regressor
+Form = Literal["boosted", "rates"]  # of a regressor
 Frames = Callable[[pd.DataFrame], list[pd.DataFrame]]  # rows of one part -> their terms and features
 
 
-def fit(table: pd.DataFrame, facts: Mapping[str, Any] | None = None, chip: Chip | None = None, quick: bool = False,
+def fit(table: pd.DataFrame, facts: Mapping[str, Any] | None = None, chip: Chip | None = None,
         groups: Callable[[pd.DataFrame], pd.Series] = shapes_of) -> CostModel:
     """Train on a ``sweep`` table, or one like it; parts with fewer than LEAST_ROWS rows are left out and named in ``facts``.
 
@@ -43,15 +41,14 @@ def fit(table: pd.DataFrame, facts: Mapping[str, Any] | None = None, chip: Chip 
         if len(rows) < LEAST_ROWS:
             few[name] = len(rows)
         else:
-            model.parts[name] = fit_part(rows, partial(inputs.frames, chip=chip), groups(rows),
-                                         "student" if chip is None else "boosted", quick)
+            model.parts[name] = fit_part(rows, partial(inputs.frames, chip=chip), groups(rows))
     if not model.parts:
         raise InputError(f"too few rows: a part needs {LEAST_ROWS}, there are {few or 'none'}")
     model.facts["left_out"] = few
     return model
 
 
-def fit_part(rows: pd.DataFrame, frames: Frames, groups: pd.Series, form: Form, quick: bool = False) -> Part:
+def fit_part(rows: pd.DataFrame, frames: Frames, groups: pd.Series, form: Form = "boosted") -> Part:
     """Train one part on its rows and validate it on groups of them that a fold left out, see ``_without_intervals``.
 
     ``groups``, aligned with the rows, says which rows no fold may split. Folds do not see UNASKED columns.
@@ -59,32 +56,29 @@ def fit_part(rows: pd.DataFrame, frames: Frames, groups: pd.Series, form: Form, 
     asked = rows.drop(columns=features.UNASKED, errors="ignore")
     (terms, x), codes = frames(asked), inputs.codes(features.columns(rows))
     predicted, fold, outside = np.full(len(rows), np.nan), np.zeros(len(rows), int), np.zeros(len(rows), bool)
-    for number, (train, test) in enumerate(folds(groups, _QUICK_FOLDS if quick else FOLDS)):
-        part = _without_intervals(asked.iloc[train], frames, quick, form)
+    for number, (train, test) in enumerate(folds(groups)):
+        part = _without_intervals(asked.iloc[train], frames, form)
         predicted[test], _, out = part.predict(terms.iloc[test], x.iloc[test])
         outside[test], fold[test] = out | ~np.isin(codes[test], part.codes), number
     counts = groups.groupby(rows["op"]).nunique()
     large = counts.index[counts >= _LEAST_OF_FAMILY] if FAMILY in x and len(counts) > 1 else []
-    part = _validated(_without_intervals(rows, frames, quick, form), rows, predicted, fold,
+    part = _validated(_without_intervals(rows, frames, form), rows, predicted, fold,
                       rows["op"].where(rows["op"].isin(large), "").to_numpy(str))
     part.held_out["out_of_range"] = outside
     return part
 
 
-def _without_intervals(rows: pd.DataFrame, frames: Frames, quick: bool = False, form: Form = "student") -> Part:
+def _without_intervals(rows: pd.DataFrame, frames: Frames, form: Form) -> Part:
     """Train one part on its rows without intervals or scores.
 
-    ``form``: one small network (student), trees (boosted), or rates alone, which carry over to other devices.
+    ``form``: rates and trees (boosted), or rates alone, which carry over to other devices.
     """
     terms, x = frames(rows)
     measured_ms = rows["latency_ms"].to_numpy()
     if form == "rates":
         regressor = Rates(list(terms), nonnegative_rates(terms, measured_ms))
-    elif form == "boosted":
-        regressor = Boosted.fit(terms, x, measured_ms, weights(rows))
     else:
-        regressor = Student.distilled(terms, x, measured_ms, weights(rows), quick,
-                                      None if quick else lambda count: frames(crossed(rows, count)))
+        regressor = Boosted.fit(terms, x, measured_ms, weights(rows))
     return Part.trained(regressor, rows, x)
 
 

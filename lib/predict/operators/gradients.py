@@ -35,7 +35,7 @@ def as_forward_kernels(row: Row, chip: Chip) -> Iterator[tuple[str, np.ndarray, 
 
 
 def features(row: Row, log_forward: np.ndarray) -> np.ndarray:
-    """Return what the time of a gradient over that of its kernel depends on (n, 3): see ``boards.Rates``.
+    """Return what the time of a gradient over that of its kernel depends on (n, 3): see ``boards.Boards``.
 
     ``log_forward``: the log of the time of the convolution itself over that of the kernel.
     """

@@ -14,7 +14,7 @@ from lib.predict.model_file import Count, Limits, NotNegative, Unsaved, require
 from lib.predict.operators import inputs
 from lib.predict.operators.correction import Correction
 from lib.predict.operators.features import TEXTS, code
-from lib.predict.operators.regressors import Boosted, Rates, Student
+from lib.predict.operators.regressors import Boosted, Rates
 
 FAMILY = "op"  # the feature that tells families apart
 
@@ -51,7 +51,7 @@ class Part(Interval):
     of training rows by the fold that left them out, with their intervals; they are not saved.
     """
 
-    regressor: Annotated[Rates | Boosted | Student, Field(discriminator="form")]
+    regressor: Annotated[Rates | Boosted, Field(discriminator="form")]
     features: list[str]
     ranges: dict[str, Limits]
     kinds: list[tuple[str, str, str]]
@@ -71,7 +71,7 @@ class Part(Interval):
         require(used <= set(self.features), f"{sorted(used - set(self.features))[:3]} are none of its features")
 
     @classmethod
-    def trained(cls, regressor: Rates | Boosted | Student, rows: pd.DataFrame, x: pd.DataFrame) -> "Part":
+    def trained(cls, regressor: Rates | Boosted, rows: pd.DataFrame, x: pd.DataFrame) -> "Part":
         """Return the part of a regressor that was trained on rows with features ``x``, without an interval yet."""
         ranges = {name: (float(x[name].min()), float(x[name].max())) for name in x if name not in TEXTS}
         return cls(regressor, list(x), ranges, inputs.kinds(rows), len(rows), halves=[np.nan])

@@ -1,4 +1,1 @@
-"""Power of GPUs: ``limits`` predicts the share of its power that a network draws and what a lowered limit changes.
-
-``energy`` turns that share into joules per sample.
-"""
+"""Power of GPUs: ``energy`` predicts watts, joules and what a clock changes, ``limits`` what a power limit changes."""

@@ -18,21 +18,22 @@ from lib.config.definitions import load_devices
 from lib.predict.model_file import Format, Positive, Saved, vector
 from lib.predict.networks.composition import Estimate
 from lib.predict.networks.step import Step
+from lib.predict.power.energy import ENDS, ENERGY_PER_BIT, QUANTITIES, RATIOS, is_known, with_ranges
 
 PATH = paths.REFERENCE / "models" / "power" / "limits.json"
-ENERGY_PER_BIT = {"hbm": 1.0, "gddr": 7.5 / 3.9}  # over HBM2's 3.9 pJ (O'Connor et al., MICRO 2017); GDDR6's 7.5 pJ is Micron's
-QUANTITIES, _ENDS = ("energy", "time"), {"": 0, "_low": -1, "_high": 1}
-COLUMNS = ("power_limit_w", *(f"{name}_ratio{end}" for name in QUANTITIES for end in _ENDS))
+COLUMNS = ("power_limit_w", *RATIOS)
 _LOWER = 0.85  # of static power remains at the voltages of low clocks
 _LEAST, _LEAST_W = 1 / 6, 0.02  # of dynamic power is drawn at the lowest clock; of all power, so that no share is 0
+_OF_HOST = ("loader_wait", "h2d")  # parts of a step that no clock of the GPU changes
 _ALWAYS = 0.15  # log time: the width of intervals without any slowdown
 
 
 def refusal(device: str, limit_w: float) -> str:
     """Return why a device does not take a limit, or why nobody knows; empty if it does."""
     card = load_devices().get(device)
-    if not card or not card.least_power_w:
-        return f"{device} has no known power limits; those of GPUs are least_power_w and power_w of params/devices.yaml"
+    if not is_known(device) or not card.least_power_w:
+        return (f"{device} has no known power limits; those of GPUs are least_power_w and power_w of params/devices.yaml, "
+                "which are used with boost_mhz, multiprocessors and architecture")
     takes = card.least_power_w <= limit_w <= card.power_w
     return "" if takes else f"{device} takes power limits of {card.least_power_w:g} to {card.power_w:g} W, not {limit_w:g} W"
 
@@ -41,43 +42,33 @@ def refusal(device: str, limit_w: float) -> str:
 class PowerLimits(Saved):
     """The model of all cards. ``least``: the lowest limit in training; below it intervals double.
 
-    ``static``: the share that a board with HBM draws while kernels wait. ``drawn``, ``clock``, ``power``: rates of ``draw``,
-    ``slowdown`` and ``power``. ``halves``: of intervals, in units of ``width``.
+    ``static``: the share that a board with HBM draws while kernels wait. ``clock``, ``power``: rates of ``slowdown`` and
+    ``power``. ``halves``: of intervals, in units of ``width``.
     """
 
     least: Positive
     static: Positive
-    drawn: vector()
     clock: vector()
     power: vector()
     halves: dict[str, Positive]
     source: str
     licence: str
 
-    FORMAT: ClassVar = Format("model of power limits", "train it: python -m lib models --train power-limits --labels FOLDER")
+    FORMAT: ClassVar = Format("model of power limits", "train it: python -m lib models --train power --labels FOLDER", 2)
 
     def factors(self, static, limit, drawn) -> dict[str, Any]:
         """Return the factors of QUANTITIES from shares of power: static, the limit, and drawn without a limit."""
         time = slowdown(self.clock, static, limit, drawn)
         return {"energy": time * power(self.power, static, limit, drawn), "time": time}
 
-    def share_drawn(self, device: str, busy: float, memory: float) -> tuple[float, float]:
-        """Predict the static share of a device's power and the share that work draws, see ``draw``."""
-        static = self.static * ENERGY_PER_BIT[load_devices()[device].memory]
-        return static, draw(self.drawn, static, busy, memory)
-
-    def watts(self, device: str, busy: float, memory: float) -> float:
-        """Predict the watts that work draws at the board's default limit, see ``draw``."""
-        return float(self.share_drawn(device, busy, memory)[1] * load_devices()[device].power_w)
-
-    def ratios(self, device: str, limit_w: float, busy: float, memory: float) -> dict[str, float]:
-        """Return what a limit that a device takes changes for work (COLUMNS), see ``draw``."""
-        limit = limit_w / load_devices()[device].power_w
-        static, drawn = self.share_drawn(device, busy, memory)
+    def ratios(self, device: str, limit_w: float, drawn_w: float) -> dict[str, float]:
+        """Return what a limit that a device takes changes (COLUMNS) for work that draws ``drawn_w`` without it."""
+        card = load_devices()[device]
+        limit, drawn, static = limit_w / card.power_w, drawn_w / card.power_w, self.static * ENERGY_PER_BIT[card.memory]
         factors = self.factors(static, limit, drawn)
         wide = width(factors["time"]) * (1 + (limit < self.least))
-        return {"power_limit_w": limit_w} | {f"{name}_ratio{end}": float(factor * np.exp(sign * self.halves[name] * wide))
-                                             for name, factor in factors.items() for end, sign in _ENDS.items()}
+        halves = {name: self.halves[name] * wide for name in QUANTITIES}
+        return {"power_limit_w": limit_w} | with_ranges(factors, halves)
 
 
 @cache
@@ -86,29 +77,20 @@ def shipped() -> PowerLimits:
     return PowerLimits.load(PATH)
 
 
-def limited(estimate: Estimate | Step, ratios: Mapping[str, float]) -> Any:
-    """Return an estimate under a limit; the parts of a step grow alike."""
+def limited(estimate: Estimate | Step, ratios: Mapping[str, float], of_gpu: bool = False) -> Any:
+    """Return an estimate under a limit or at a clock; the parts of a step grow alike, or those ``of_gpu`` alone."""
     time = ratios["time_ratio"]
     if isinstance(estimate, Step):
-        return replace(estimate, parts={name: part.times(time) for name, part in estimate.parts.items()},
-                       passes=limited(estimate.passes, ratios))
+        changed = {name: part if of_gpu and name in _OF_HOST else part.times(time) for name, part in estimate.parts.items()}
+        return replace(estimate, parts=changed, passes=limited(estimate.passes, ratios))
     return estimate.scaled(time, math.log(ratios["time_ratio_high"] / time), parallel_ms=estimate.parallel_ms * time)
 
 
 def text(ratios: Mapping[str, float]) -> str:
-    """Return the changes of energy and time in words."""
-    changes = {name: [100 * ratios[f"{name}_ratio{end}"] - 100 for end in _ENDS] for name in QUANTITIES}
+    """Return the changes of energy and time in words, those that are known."""
+    changes = {name: [100 * ratios[f"{name}_ratio{end}"] - 100 for end in ENDS] for name in QUANTITIES
+               if not math.isnan(ratios[f"{name}_ratio"])}
     return ", ".join(f"{usual:+.0f} % {name} ({low:+.0f} to {high:+.0f})" for name, (usual, low, high) in changes.items())
-
-
-def draw(rates, static, busy, memory):
-    """Return the share that work draws unlimited.
-
-    ``busy``: its roofline time over its predicted time; ``memory``: the share of the former that memory bounds. Rates: dynamic
-    shares of compute and of memory work, and how fast they saturate as a device gets busy.
-    """
-    compute, move, begin = rates
-    return static + (1 - static) * (compute * (1 - memory) + move * memory) * (1 - np.exp(-busy / begin))
 
 
 def slowdown(rates, static, limit, drawn):

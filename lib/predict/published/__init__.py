@@ -1,7 +1,7 @@
 """Measurements that others published: tables to train on (``import``), labels to score with.
 
-Readers of tables: ``kernels`` (NeuSight, pytorch-scheduler), ``aiconfigurator``, ``timm``.
-``labels`` reads these and other sources as questions with their measured times.
+Readers of tables: ``kernels`` (NeuSight, pytorch-scheduler), ``aiconfigurator``, ``timm``;
+``energaizer`` reads joules at locked clocks. ``labels`` reads these and other sources as questions with their measured times.
 """
 
 from pathlib import Path

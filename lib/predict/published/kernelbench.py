@@ -3,7 +3,8 @@
 ScalingIntelligence/KernelBench (MIT): a forward pass in fp32 without gradients, in training mode,
 TF32 in cuDNN's convolutions alone. ``operators.parquet`` holds the calls of each module in the order
 of ``place``: arguments, shapes of outputs, dtypes of tensors, and which call made each tensor.
-Recurrent layers are recorded as the CPU runs them: ``recurrent.csv`` names such modules.
+Recurrent layers are recorded as the loop over time that the CPU runs. ``recurrent.csv`` has their
+sizes, from which they become the one call of cuDNN that the boards run.
 """
 
 import json
@@ -16,13 +17,19 @@ from typing import Any
 
 import pandas as pd
 import torch
+from torch import nn
 
-from lib import csv_files, store
+from lib import store
+from lib.errors import entry
 from lib.predict.published.reading import read_csv
+from lib.work.graph import capture
 from lib.work.graph.ops import Graph, Op, Shape, TensorSpec
 
 LABELS, OPERATORS, RECURRENT = "labels.csv", "operators.parquet", "recurrent.csv"
 _COLUMNS = ("module", "level", "name", "place", "operator", "arguments", "outputs", "dtypes", "inputs_from")
+_LAYERS = {"LSTM": nn.LSTM, "GRU": nn.GRU, "RNN": nn.RNN}
+_SIZES = ("input_size", "hidden_size", "num_layers")
+_OPTIONS = ("bidirectional", "batch_first", "bias")  # True or False
 _TENSOR = "tensor"
 # places of weights among the tensors of a call; calls of other operators have none
 _WEIGHTS = {"convolution": (1, 2), "addmm": (0, 2), "mm": (1,), "native_batch_norm": (1, 2, 3, 4),
@@ -44,21 +51,41 @@ def labels(folder: Path) -> pd.DataFrame:
 
 
 def modules(folder: Path) -> dict[str, KernelBenchModule]:
-    """Return the modules by name, without the recurrent ones.
+    """Return the modules by name.
 
-    Raises InputError for a table without the columns of calls.
+    Raises InputError for a table without the columns of calls, or of recurrent layers.
     """
     calls = store.read_parquet(folder / OPERATORS, _COLUMNS, others=True)
-    recurrent = csv_files.frame(folder / RECURRENT)["module"]
-    calls = calls[~calls["module"].isin(recurrent)].sort_values(["module", "place"])
-    return {module: KernelBenchModule(int(part["level"].iloc[0]), part["name"].iloc[0],
-                                      Graph(tuple(_ops(part)), 0, 0, 0, ()))
-            for module, part in calls.groupby("module")}
+    layers = read_csv(folder / RECURRENT, _SIZES, (), ("module", "layer", "module_inputs", *_OPTIONS))
+    layers, found = layers.set_index("module"), {}
+    for module, part in calls.sort_values(["module", "place"]).groupby("module"):
+        ops = _recurrent_ops(part, layers.loc[module]) if module in layers.index else \
+            tuple(_ops(part, {}, count()))
+        level, name = part[["level", "name"]].iloc[0]
+        found[module] = KernelBenchModule(int(level), name, Graph(ops, 0, 0, 0, ()))
+    return found
 
 
-def _ops(calls: pd.DataFrame) -> Iterator[Op]:
-    """Yield the operators of a module."""
-    storages, made = count(), {}
+def _recurrent_ops(calls: pd.DataFrame, layer: pd.Series) -> tuple[Op, ...]:
+    """Return a module that begins with a recurrent layer: the call of cuDNN, and what follows.
+
+    The CPU's loop, which it replaces, ends as the last states of all layers are stacked.
+    """
+    (shape,) = json.loads(layer["module_inputs"])
+    options = {name: int(layer[name]) for name in _SIZES}
+    options |= {name: layer[name] == "True" for name in _OPTIONS}
+    where = f"in {RECURRENT} for {layer.name}"
+    network = entry(_LAYERS, layer["layer"], "recurrent layer", where)(**options)
+    captured = capture.capture(network, shape, device="cuda:0")
+    (operator,) = [op for op in captured.ops if op.short == "_cudnn_rnn"]
+    is_loop = calls["place"] <= calls.loc[calls["operator"] == "stack", "place"].max()
+    made = dict.fromkeys(calls.loc[is_loop, "place"], operator.outputs[0].storage)
+    storages = count(1 + max(spec.storage for spec in (*operator.tensors, *operator.outputs)))
+    return operator, *_ops(calls[~is_loop], made, storages)
+
+
+def _ops(calls: pd.DataFrame, made: dict[int, int], storages: Iterator[int]) -> Iterator[Op]:
+    """Yield the operators of calls; ``made`` has the storage that each earlier call made."""
     for call in calls.to_dict("records"):
         reader = _Arguments(call, made, storages)
         arguments = reader.value(json.loads(call["arguments"]))

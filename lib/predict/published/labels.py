@@ -30,7 +30,7 @@ INCLUDED = (*STEP, "zeroing")  # zeroing: of gradients beforehand, as torch did 
 DEFAULT = "torch's default"  # element type of fp32 as torch has it: TF32 from Ampere on
 USUAL = {"batch_size": "", "device": "", "mode": "infer", "dtype": "fp32", "input": "",
          "layout": "contiguous", "compile": "false", "runtime": TORCH, "threads": "",
-         "instances": "1", "gpus": "1", "includes": "", "autocast": "true"}
+         "instances": "1", "gpus": "1", "clock_mhz": "", "includes": "", "autocast": "true"}
 COLUMNS = ("model", *USUAL, "measured_ms")
 
 
@@ -191,35 +191,35 @@ def gavel(path: Path) -> pd.DataFrame:
 
 
 ZEUS = "Apache-2.0, ml-energy/zeus"
-_ZEUS = {  # networks that advise knows, and their input; bert: a folder with its configuration
-    ("resnet50", "imagenet"): ("resnet50", ""),
-    ("shufflenetv2", "cifar100"): ("shufflenet_v2_x1_0", "3x32x32"),
-    ("bert_base_uncased", "squad"): ("hf:bert", "384:int64")}
-_EPOCH = 1_281_167  # images of an epoch of ImageNet
+_ZEUS = {  # networks that advise knows, their input and samples of an epoch; bert: a folder with
+    # its configuration; not ShuffleNetV2: on CIFAR-100 a larger network than torchvision's runs
+    ("resnet50", "imagenet"): ("resnet50", "", 1_281_167),
+    ("bert_base_uncased", "squad"): ("hf:bert", "384:int64", 88_524)}
 
 
 def power_limits(path: Path) -> pd.DataFrame:
     """Read Zeus's ``summary_power_<device>.csv``: s per epoch and mean W under each power limit.
 
-    ``model`` and ``input`` of networks that ``advise`` knows, else empty.
+    ``model``, ``input`` and ``step_ms`` of networks that ``advise`` knows, else empty.
     """
     names = {"power_limit": "limit_w", "time_per_epoch": "time_s", "average_power": "power_w"}
     table = read_csv(path, ["batch_size"], [*names], ["dataset", "network", "optimizer"])
     table = table.rename(columns=names)
     pairs = zip(table["network"], table["dataset"], strict=True)
-    known = [_ZEUS.get(pair, ("", "")) for pair in pairs]
+    known = [_ZEUS.get(pair, ("", "", np.nan)) for pair in pairs]
+    known = pd.DataFrame(known, table.index, ["model", "input", "samples"])
     device = path.stem.rpartition("_")[2]
     return table.assign(device="v100-pcie-32gb" if device == "v100" else device,
-                        **pd.DataFrame(known, table.index, ["model", "input"]))
+                        model=known["model"], input=known["input"],
+                        step_ms=table["time_s"] * 1e3 / (known["samples"] / table["batch_size"]))
 
 
 def zeus(path: Path) -> pd.DataFrame:
     """Read ResNet-50's epochs on ImageNet at the highest limit of ``power_limits``, ms per step."""
     table = power_limits(path)
     table = table[(table["network"] == "resnet50") & (table["limit_w"] == table["limit_w"].max())]
-    step_ms = table["time_s"] * 1e3 / (_EPOCH / table["batch_size"])
     return _labels(model="resnet50", mode="train", dtype=DEFAULT, includes="h2d optimizer",
-                   measured_ms=step_ms, **table[["device", "batch_size"]])
+                   measured_ms=table["step_ms"], **table[["device", "batch_size"]])
 
 
 def measured_networks(path: Path) -> pd.DataFrame:

@@ -3,7 +3,7 @@
 Scores are computed from rows ``held_out`` where these are committed. Kernels of GPUs have those of their model files.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,16 @@ import pandas as pd
 
 from lib import csv_files, store
 from lib.config import definitions
-from lib.errors import choices
 from lib.measure import archive
 from lib.measure.statistics import VERDICTS
 from lib.predict import registry, steps, transfer_cpu
-from lib.predict.cards import card_errors, card_model
-from lib.predict.cards.card_model import CardModel
-from lib.predict.cards.features import Condition
+from lib.predict.gpu import scores as gpu_scores
 from lib.predict.held_out import (
     ALL,
+    CLOCK,
     GAINS,
+    JOULES,
+    JOULES_TIMED,
     LIMITS,
     NETWORKS,
     NEW_CARDS,
@@ -40,7 +40,7 @@ from lib.predict.networks import gains as cpu_gains
 from lib.predict.networks import resident, step
 from lib.predict.networks import runtimes as cpu_runtimes
 from lib.predict.operators.cost_model import ANY_GPU, CostModel
-from lib.predict.power import limits
+from lib.predict.power import energy, limits
 from lib.predict.scores import OUTSIDE, score_draws, score_gains
 
 KEYS = "device what kind mode condition left_out source".split()
@@ -49,7 +49,6 @@ SCORES = {"mape": "mape_pct", "median": "median_pct", "bias": "bias_pct", "cover
           "family_cover": "family_coverage_pct", "family_short": "families_short_pct", "family_n": "families",
           "baseline": "baseline_pct", "sign": "sign_pct", "constant_sign": "always_pct"}  # of the scorer, and their columns
 COLUMNS = [*KEYS[:5], *SCORES.values(), *KEYS[5:]]
-FINAL = "networks, final set"
 EVERY_NETWORK, EVERY_OPERATOR = "networks, unusable rows too", "operators, unusable rows too"
 SWEPT, EVERY_SWEPT = "networks, also of swept operators", "networks, also of swept operators, unusable rows too"
 VIEWS = (EVERY_NETWORK, EVERY_OPERATOR, SWEPT, EVERY_SWEPT)  # of the same rows
@@ -61,8 +60,8 @@ _NETWORKS = ("network family kind mode batch_size memory tuning latency_ms verdi
              "rss_mb tensors_mb peak_mb memory_mb first_use lines_ms").split()
 _STEP_SPLITS = {"workload": "workloads", "arch": "architectures"}
 _RETRAIN = "train the model again that it is of"
-_CARD = r"torch \d"  # in the conditions of networks on cards alone
-_OF_CARD = f"what == '{NETWORKS}' and kind == '{ALL}' and on_card and device != '{card_model.ANY}'"
+_OF_CARD = f"what == '{NETWORKS}' and kind == '{ALL}' and on_card and source == '{gpu_scores.TIMM}'"
+_OF_OTHERS = f"what == '{NEW_CARDS}' and kind == '{ALL}' and source.str.startswith('{gpu_scores.KERNELBENCH}')"
 QUESTIONS = {  # that people ask: the rows of ``table`` that tell how right the answers are
     "a network on a measured CPU, inference": f"what == '{NETWORKS}' and kind == '{ALL}' and not on_card and mode == 'infer'",
     "a network on a measured CPU, forward and backward":
@@ -71,7 +70,9 @@ QUESTIONS = {  # that people ask: the rows of ``table`` that tell how right the 
     "a network on a measured card, eager": f"{_OF_CARD} and mode == 'infer' and not compiled",
     "a network on a measured card, compiled": f"{_OF_CARD} and mode == 'infer' and compiled",
     "a network on a measured card, training": f"{_OF_CARD} and mode == 'train'",
-    "a network on a card that nobody measured": f"what == '{NEW_CARDS}'",
+    "a network on a card that nobody measured": f"what == '{NEW_CARDS}' and kind == '{ALL}' and source == '{gpu_scores.TIMM}'",
+    "a module of others in fp32 on a card that nobody measured, eager": f"{_OF_OTHERS} and not compiled",
+    "a module of others in fp32 on a card that nobody measured, compiled": f"{_OF_OTHERS} and compiled",
     "a kernel on a measured CPU": f"what == '{OPERATORS}' and on_cpu",
     "a kernel on a measured GPU": f"what == '{OPERATORS}' and not on_cpu and device != '{ANY_GPU}'",
     "a kernel on a GPU that nobody measured": f"what == '{OPERATORS}' and device == '{ANY_GPU}'",
@@ -84,8 +85,11 @@ QUESTIONS = {  # that people ask: the rows of ``table`` that tell how right the 
     "the peak of memory that tensors take": f"what == '{TENSORS}'",
     **{f"the memory that a process comes to occupy, {kind}": f"what == '{RESIDENT}' and kind == '{kind}'"
        for kind in (FIRST, LATER)},
+    "joules of a network on a card that nobody measured": f"what == '{JOULES}'",
+    "joules of a network on a card that nobody measured, given its time": f"what == '{JOULES_TIMED}'",
+    "the time of a network at a stated clock": f"what == '{CLOCK}'",
     **{f"how a power limit changes the {name} on a card that nobody measured":
-       f"what == '{what}' and left_out == 'cards'" for name, what in LIMITS.items()}}
+       f"what == '{what}'" for name, what in LIMITS.items()}}
 _GRADED = {"median_pct": "typical error %", "mape_pct": "mean error %", "coverage_pct": "inside the 90 % range, %",
            "family_coverage_pct": "by family, %", "baseline_pct": "simple rule, mean error %"}
 ERROR_GRADES = {"A": 6.0, "B": 12.0, "C": 25.0, "D": np.inf}  # mean error at most, %
@@ -93,17 +97,16 @@ Row = dict[str, Any]  # KEYS and scores, by their names in SCORES
 
 
 def table(reference: str = "") -> pd.DataFrame:
-    """Return COLUMNS of all that ships: cards of whole networks, reference machines, models of operators, power limits, steps.
+    """Return COLUMNS of all that ships: cards of whole networks, reference machines, models of operators, power, steps.
 
     ``reference`` names one more machine, an imported one.
     """
     models = [registry.load(path) for (device, _), path in registry.model_files(shipped=True).items()
               if not device.startswith(transfer_cpu.CPU)]  # a CPU's operators are those of its machine
     machines = archive.machines() | ({reference: archive.machine_folder(reference)} if reference else {})
-    cards = {device: CardModel.load(path) for device, path in card_model.files_of_cards().items()}
-    rows = chain(*map(scores_of_card, cards.values()), _of_cards(cards, NEW_CARDS),
-                 of_final_set(), *(of_machine(*machine) for machine in machines.items()), *map(of_operators, models),
-                 _scored(load(limits.PATH)), _of_steps(), _of_cards(cards, GAINS),
+    rows = chain(gpu_scores.by_condition(), *(of_machine(*machine) for machine in machines.items()),
+                 *map(of_operators, models), _scored(load(energy.PATH)), _scored(load(limits.PATH)), _of_steps(),
+                 gpu_scores.of_gains(),
                  ({**line, "baseline": line["constant_mape"]} for line in _of_cpus(cpu_gains.FOLDER, scorer=score_gains)),
                  _of_cpus(cpu_runtimes.FOLDER))
     scores = pd.DataFrame(list(rows)).reindex(columns=[*KEYS, *SCORES])
@@ -113,51 +116,6 @@ def table(reference: str = "") -> pd.DataFrame:
 def _scored(rows: pd.DataFrame, *more: str, **how: Any) -> list[Row]:
     """Score held-out rows, grouped by KEYS and ``more``."""
     return score_draws(rows, [*KEYS, *more], **how).to_dict("records")
-
-
-def scores_of_card(card: CardModel, only: Condition | None = None) -> Iterator[Row]:
-    """Yield the scores of a card model: families left out, all of them and by kind; ``only`` under one condition.
-
-    A condition that a user's networks corrected has the scores of the model file alone.
-    """
-    left_out = {"many": "families of timm", "few": "families of the networks that calibrated it",
-                "others": f"each of {choices(card.siblings)}, and families of timm"}
-    for condition in [only] if only else card.conditions:
-        fitted = card.conditions[condition]
-        device, scored = card_model.ANY if fitted.basis == "others" else card.device, fitted.scored or condition.name
-        lines = card_errors.scores(device, NETWORKS)
-        wanted = (lines["condition"] == scored) & (fitted.basis != "few")
-        unseen = left_out[fitted.basis]
-        if fitted.basis == "others" and not wanted.any():  # no card could be left out
-            unseen = f"families of timm, on {choices(card_model.measured_under(condition))} alone"
-        for line in lines[wanted].to_dict("records") or [{"kind": ALL}]:
-            stated = {name: value for name, value in line.items() if not pd.isna(value)}
-            yield {**fitted.scores, **stated, "device": device, "what": NETWORKS, "mode": condition.mode, "source": card.source,
-                   "condition": condition_of_card(scored), "left_out": unseen}
-
-
-def _of_cards(cards: Iterable[str], what: str) -> Iterator[Row]:
-    """Yield further scores of cards: of cards left out (NEW_CARDS), or of GAINS."""
-    for line in (line for device in cards for line in card_errors.scores(device, what).to_dict("records")):
-        condition = condition_of_card(line["condition"]) if line["what"] != GAINS else \
-            f"{' to '.join(line[end].replace('-', ', ') for end in ('before', 'after'))}; torch {line['torch']}"
-        yield {**line, "condition": condition, "source": "timm", "baseline": line.get("constant_mape")}
-
-
-def of_final_set() -> Iterator[Row]:
-    """Yield the scores of the final set of families, as they fell when it was opened."""
-    path = card_model.FOLDER / "final.csv"
-    needed = "date device condition mape median bias n coverage".split()
-    for scored in csv_files.with_columns(path, needed, _RETRAIN).to_dict("records"):
-        mode = "train" if scored["condition"].startswith("train") else "infer"
-        yield {**scored, "what": FINAL, "kind": ALL, "mode": mode, "condition": condition_of_card(scored["condition"]),
-               "cover": scored["coverage"], "left_out": f"final families, opened {scored['date']}", "source": "timm"}
-
-
-def condition_of_card(name: str) -> str:
-    """Return a condition of whole networks on a card (``Condition.name``) as a text to read, beside which the mode stands."""
-    way, precision, layout, version = name.split("-")
-    return ", ".join([way] * (way != "train") + [precision, layout, f"torch {version}"])
 
 
 def condition_of_cpu(memory: str, batch: int = 0) -> str:
@@ -301,12 +259,12 @@ def graded(rows: pd.DataFrame) -> pd.DataFrame:
     Errors in %, means over devices and conditions by their number of predictions. ERROR_GRADES by the mean error.
     """
     condition, alone = rows["condition"], rows["families"] < 2
-    flags = rows.assign(on_card=condition.str.contains(_CARD), compiled=condition.str.startswith("compiled"),
+    flags = rows.assign(on_card=rows["device"].isin(definitions.load_devices()), compiled=condition.str.startswith("compiled"),
                         on_cpu=rows["device"].isin(archive.machines()),
                         family_coverage_pct=rows["family_coverage_pct"].mask(alone))
     lines = []
     for question, chosen in QUESTIONS.items():
-        part = flags.query(chosen)
+        part = flags.query(chosen, engine="python")
         line = {label: _weighted(part[column], part["n"]) for column, label in _GRADED.items()}
         grade = next(letter for letter, most in ERROR_GRADES.items() if not line["mean error %"] > most)
         lines.append({"answer to": question, **line, "n": part["n"].sum(), "grade": grade})

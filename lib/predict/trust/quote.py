@@ -1,4 +1,4 @@
-"""The errors quoted beside an answer: those of held-out networks most like it, or of the operators that take its time."""
+"""The errors quoted beside an answer: those of held-out networks most like it."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -6,18 +6,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lib import files
+from lib.errors import choices
 from lib.measure import archive
+from lib.predict.gpu import scores
+from lib.predict.gpu.model import NEW
 from lib.predict.networks import architectures
 from lib.predict.networks.work import Work
+from lib.predict.scores import score
 from lib.predict.transfer_cpu import CALIBRATED
-from lib.predict.trust import errors, scoreboard
+from lib.predict.trust import errors
 from lib.predict.trust.errors import ALL, ALLOCATORS, NETWORKS, Row
 
 NUMBERS = {name: errors.SCORES[name] for name in ("mape", "median", "bias", "cover", "n")}
 COLUMNS = (*(f"held_out_{name}" for name in NUMBERS.values()), "held_out")
-ON_CARD = "networks measured on this card, left out of the model"  # begins words about the errors of such networks
 _FEW = 10  # networks of a kind, below which those of all kinds are quoted, too
-_PARTS, _LITTLE = 3, 0.05  # of a model that are named; the share of the time below which one is not
 
 
 @dataclass(frozen=True)
@@ -36,30 +38,29 @@ class Quote:
 def quote(answer) -> Quote:
     """Return what was held out that is most like an answer (``advice.query.Answer``) to a question about a network."""
     gain, of_cpu = answer.passes.provenance.gain, _of_calibration if CALIBRATED in answer.predictor.model.facts else _of_cpu
-    quoted = _of_card(answer) if answer.passes.provenance.condition else of_cpu(answer) \
-        if answer.predictor.device_type == "cpu" else _of_operators(answer)
+    quoted = _of_gpu(answer) if answer.condition else of_cpu(answer)
     if call := answer.passes.provenance.call:
         quoted = Quote(quoted.numbers, f"{quoted.words}; {call}")
     if runtime := answer.passes.provenance.runtime:
         return Quote({}, f"eager in fp32: {quoted.words}; {runtime.evidence}")
     if gain:
         return Quote({}, f"in fp32, default layout: {quoted.words}; {gain.evidence}")
-    config = answer.config
-    if config.gpus > 1:  # outsiders' scores are of one GPU
-        return quoted
-    outsiders = scoreboard.of_networks(answer.predictor.kind, config.mode, scoreboard.condition_of(config))
-    return Quote(outsiders, f"{ON_CARD}: {_errors(outsiders)} ({outsiders['sources']}). The model's own: {quoted.words}") \
-        if outsiders else quoted
+    return quoted
 
 
-def _of_card(answer) -> Quote:
-    condition = answer.passes.provenance.condition
-    card = answer.predictor.card.under(condition)
-    fitted = card.conditions[condition]
-    about = "it learned from no network on this card; " if fitted.basis == "others" else ""
-    if fitted.corrected_since:
-        about += f"corrected since by {fitted.corrected_since} of its networks; "
-    return _of_kind(errors.scores_of_card(card, condition), answer.work, about)
+def _of_gpu(answer) -> Quote:
+    """Return the errors of held-out networks that are most like the question, on the same card if it was measured."""
+    prediction, condition = answer.passes.provenance.gpu, answer.condition
+    rows = scores.like(answer.predictor.kind, prediction.scope, condition, architectures.of_rows(answer.captured.kernel_rows))
+    if rows.empty:
+        return Quote({}, "no network that ran so was held out")
+    scored = score(*(rows[name].to_numpy(float) for name in ("measured", "predicted", "low", "high")), interval=False)
+    about = "it learned from no network on this card; " if prediction.scope == NEW else ""
+    if prediction.calibrated:
+        about += f"corrected since by {prediction.calibrated} of its networks; "
+    return _quoted({**scored, "device": choices(sorted(set(rows["device"]))), "kind": choices(sorted(set(rows["kind"]))),
+                    "mode": condition.mode, "condition": condition.name, "left_out": choices(sorted(set(rows["left_out"]))),
+                    "source": choices(sorted(set(rows["source"])))}, about)
 
 
 def _of_kind(rows: Iterable[Row], work: Work, about: str = "") -> Quote:
@@ -120,24 +121,3 @@ def _of_calibration(answer) -> Quote:
     return _quoted({**fitted.scores, "device": answer.predictor.device, "kind": ALL, "mode": answer.work.mode,
                     "condition": errors.condition_of_cpu(heap), "left_out": "each network of the calibration",
                     "source": "measured here"})
-
-
-def _of_operators(answer) -> Quote:
-    """Return the mean errors of the model's parts, by their shares of the time: it learned from no network on the device."""
-    table, model = answer.passes.operators, answer.predictor.model
-    times = table["cost_ms"].groupby(table["part"]).sum().sort_values(ascending=False)
-    shares = times / times.sum()
-    rows = {name: errors.of_part(model, name) for name in shares.index if model.parts[name].scores}
-    text = []
-    for name, share in shares.head(_PARTS)[lambda shares: shares > _LITTLE].items():
-        by, row = model.parts[name].origin, rows.get(name)
-        scored = f"MAPE {row['mape']:.1f} %, n {row['n']:,.0f}" if row else "nothing measured"
-        text.append(f"{name} {share:.0%}{f' (by {by})' if by else ''}: {scored}")
-    words = f"it learned from no network on this card; of its operators, by share of the time: {'; '.join(text)}"
-    if not rows:
-        return Quote({}, words)
-    weights = shares[list(rows)] / shares[list(rows)].sum()
-    means = {name: float(sum(weights[part] * row.get(name, math.nan) for part, row in rows.items()))
-             for name in NUMBERS if name != "n"}
-    left_out = "; ".join(dict.fromkeys(f"{row['left_out']} ({row['source']})" for row in rows.values()))
-    return Quote({**means, "n": int(sum(row["n"] for row in rows.values()))}, f"{words}; left out: {left_out}")

@@ -13,7 +13,7 @@ import torch
 from torch._C import DispatchKey, DispatchKeySet
 from torch.utils._pytree import tree_map
 
-LOWER = frozenset("prelu addmv addr einsum mv linalg_vecdot chain_matmul linalg_multi_dot "  # beside those of the CPU
+LOWER = frozenset("prelu addmv addr einsum mv linalg_vecdot chain_matmul linalg_multi_dot _cudnn_rnn "  # beside the CPU's
                   "_scaled_dot_product_flash_attention".split())
 FP32 = frozenset("""acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow softplus layer_norm
     native_layer_norm rms_norm group_norm frobenius_norm nuclear_norm cosine_similarity poisson_nll_loss cosine_embedding_loss

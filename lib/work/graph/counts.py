@@ -9,7 +9,7 @@ each distinct element that is read, and each that is written.
 from collections.abc import Callable
 from math import log2, prod
 
-from lib.work.graph import shapes
+from lib.work.graph import recurrent, shapes
 from lib.work.graph.ops import Op, TensorSpec
 
 VIEWS = frozenset("""view _unsafe_view t transpose permute expand slice select split split_with_sizes unsqueeze squeeze detach
@@ -79,8 +79,10 @@ PER_INPUT = _costs({
 ATTENTION = tuple(f"_scaled_dot_product_{kernel}{suffix}" for suffix in ("", "_backward") for kernel in (
     "flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention"))
 BAGS = ("_embedding_bag", "_embedding_bag_forward_only")
-RECURRENT, GROUPED = ("mkldnn_rnn_layer", "_cudnn_rnn"), ("_grouped_mm", "_scaled_grouped_mm")
-_CELL = 15  # operations of an LSTM's cell beside its products, an output: three gates, two tanh, a sum of products
+RECURRENT = ("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward", *recurrent.CUDNN)
+GROUPED = ("_grouped_mm", "_scaled_grouped_mm")
+# operations of a cell beside its products, per hidden element and step: gates, tanh, sums of products
+_CELL = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 15, "gru": 12}
 
 
 def _axis_read(size: int, out: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
@@ -144,8 +146,16 @@ def recurrent_weights(op: Op) -> list[TensorSpec]:
 
 def _recurrent_macs(op: Op) -> int:
     """Return the multiply-adds of all steps; the backward pass has those of inputs and state, and those of the weights."""
-    passes = 1 + op.is_backward
-    return passes * prod(op.args[0].shape[:2]) * sum(spec.elements for spec in recurrent_weights(op))
+    passes = 1 + (recurrent.computes_weight_gradients(op) if op.short in recurrent.CUDNN else op.is_backward)
+    return passes * prod(op.args[0].shape[:-1]) * sum(spec.elements for spec in recurrent_weights(op))
+
+
+def _cells(op: Op) -> int:
+    """Return the operations of all cells of a recurrent layer beside its products; the CPU's layers are LSTMs."""
+    if op.short not in recurrent.CUDNN:
+        return _CELL["lstm"] * op.outputs[0].elements
+    size = recurrent.sizes(op)
+    return _CELL[size.mode] * size.tokens * size.layers * size.directions * size.hidden_size
 
 
 def _fourier(op: Op) -> int:
@@ -185,7 +195,7 @@ _MACS: dict[str, Callable[[Op], int]] = {
     "_native_multi_head_attention": _multi_head_macs,
     "_trilinear": _bilinear_macs, "deform_conv2d": lambda op: op.outputs[0].elements * prod(op.args[1].shape[1:]),
     "_deform_conv2d_backward": lambda op: 2 * op.args[0].elements * prod(op.args[2].shape[1:]),
-    **{f"{name}{suffix}": _recurrent_macs for name in RECURRENT for suffix in ("", "_backward")},
+    **dict.fromkeys(RECURRENT, _recurrent_macs),
     **dict.fromkeys(("mv", "dot", "vdot"), lambda op: op.args[0].elements), "addmv": lambda op: op.args[1].elements}
 
 
@@ -196,7 +206,7 @@ def _each(costs: dict[str, int], specs: Callable[[Op], tuple[TensorSpec, ...]]) 
 
 # what an operator computes beside its multiply-adds
 _OTHER: dict[str, Callable[[Op], int]] = {
-    **_each(PER_OUTPUT | {name: _CELL if "rnn" in name else 0 for name in _MACS}, lambda op: op.outputs),
+    **_each(PER_OUTPUT | dict.fromkeys(_MACS, 0), lambda op: op.outputs), **dict.fromkeys(RECURRENT, _cells),
     **_each(PER_INPUT | dict.fromkeys(VIEWS | FILLS | COPIES | MOVES, 0), lambda op: op.tensors),
     "convolution_backward": lambda op: op.args[0].elements if op.args[10][2] else 0,
     **dict.fromkeys(("native_batch_norm", "cudnn_batch_norm"), lambda op: op.args[0].elements * (6 if op.args[5] else 2)),

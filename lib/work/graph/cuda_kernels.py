@@ -1,4 +1,4 @@
-"""The kernels that torch calls on CUDA where it calls others on the CPU: attention, batch normalisation, dropout.
+"""The kernels that torch calls on CUDA where it calls others on the CPU: attention, normalisation, dropout, recurrent layers.
 
 Captured tensors are fake and lie on the CPU, so that no GPU is needed. Functions of torch that look at the device before they
 choose a kernel are replaced meanwhile, in the capturing thread, by the choice that they make on CUDA.
@@ -13,6 +13,8 @@ from unittest.mock import patch
 
 import torch
 from torch.nn import functional as F
+
+from lib.work.graph import recurrent
 
 _HALF = (torch.float16, torch.bfloat16)
 _USUAL = (8, 0)  # the compute capability that counts where no GPU is here: kernels are those of Ampere and newer
@@ -133,6 +135,7 @@ def chosen(device: str) -> Iterator[None]:
 
     replaced = ((F, "scaled_dot_product_attention", _attention(capability(device))), (torch, "batch_norm", _batch_norm),
                (torch._VF, "dropout", _dropout),
+               *((torch._VF, mode, recurrent.cudnn_layers(mode)) for mode in recurrent.MODES),
                *([(flex, "_validate_device", lambda *_: None)] if flex else []))
     with ExitStack() as stack:
         for holder, name, choice in replaced:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from lib.work.graph import recurrent
 from lib.work.graph.ops import Op, TensorSpec
 
 _POOL = 1 << 20
@@ -113,6 +114,8 @@ def arguments(op: Op, device: torch.device,
     made = [argument(value, fills.get(number, "normal")) for number, value in enumerate(op.args)]
     if op.is_backward and ("max_pool" in op.short or op.short.startswith("cudnn_batch_norm")):
         _from_forward(op, made)
+    if op.short in recurrent.CUDNN:
+        recurrent.prepare(op, made)
     if device.type == "cuda":
         for number in _STATISTICS.get(op.short, ()):
             made[number] = statistics(made[number])

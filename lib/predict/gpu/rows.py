@@ -4,38 +4,38 @@ Capture is in fp32: which tensors would be in 16 bits, and what is cast from one
 what autocast computes in which (torch/csrc/autocast_mode: ``AT_FORALL_LOWER_PRECISION_FP`` and ``AT_FORALL_FP32``).
 """
 
-from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pandas as pd
 from torch import nn
 
-from lib.errors import InputError
-from lib.predict.cards import fusion
-from lib.predict.cards.operator_kinds import (
+from lib.predict.gpu import fusion
+from lib.predict.gpu.kinds import (
     ALWAYS,
     CONVOLVING,
     GEMM,
     KERNEL_KINDS,
     LAYOUT_KEPT,
+    REDUCED,
     gemm,
     is_dense,
     kind_of,
+    reduction,
     serial,
 )
-from lib.progress import track
-from lib.work.graph import capture, counts
+from lib.work.graph import capture, counts, recurrent
 from lib.work.graph.ops import Graph, Op, TensorSpec
 from lib.work.networks import Network
 
-BATCH = 2  # at which networks are captured: no size of the batch is 1
-SIZES = ("scales", "flops", *fusion.traffic((), ()), *GEMM, "serial", "serial_nhwc", "strided", "broadcast", "wide")
+BATCH = 2  # at which networks are captured at least: no size of the batch is 1
+SIZES = ("scales", "flops", *fusion.traffic((), ()), *GEMM, *REDUCED, "launches", "serial", "serial_nhwc", "strided",
+         "broadcast", "wide")
 COLUMNS = ("kind", "stage", "calls", *SIZES)
-STAGES = ("always", "eager", "compiled", "train")
+STAGES = ("always", "eager", "autocast", "compiled", "train")
 _FLOATS = ("float32", "float16", "bfloat16")
 _LOWER = frozenset("convolution mm addmm bmm baddbmm _scaled_dot_product_efficient_attention "
-                   "_scaled_dot_product_flash_attention _scaled_dot_product_cudnn_attention".split())
+                   "_scaled_dot_product_flash_attention _scaled_dot_product_cudnn_attention _cudnn_rnn".split())
 _FP32 = frozenset("native_layer_norm native_group_norm _softmax _log_softmax exp pow rsqrt reciprocal sum prod cumsum log "
                   "linalg_vector_norm softplus _fused_rms_norm logsumexp upsample_bicubic2d upsample_bilinear2d "
                   "upsample_nearest2d _upsample_bicubic2d_aa _upsample_bilinear2d_aa".split())
@@ -120,11 +120,19 @@ def _row(op: Op, storages: Storages, in_fp32: bool | None, wide: bool, scales: b
     written = [(elements_of(spec), scales, spec.itemsize if spec.dtype not in _FLOATS else 4 if wide else 2)
                for spec in results]
     is_picture = results and len(results[0].shape) == 4  # batch, channels, height, width
-    return {"kind": kind, "stage": "always" if kind in ALWAYS else "eager", "scales": scales,
+    return {"kind": kind, "stage": "always" if kind in ALWAYS else "eager", "scales": scales, "launches": 1,
             "flops": float(counts.matrix_flops(op)), **fusion.traffic(read, written),
             "side": results[0].shape[-1] if is_picture else 0, "strided": not all(map(is_dense, sources[:2])), "wide": wide,
-            "broadcast": any(spec.shape and spec.elements < most for spec in sources), **gemm(op),
+            "broadcast": any(spec.shape and spec.elements < most for spec in sources), **gemm(op), **reduction(op),
             **serial(op, bool(op.tensors) and storages.of(op.tensors[0]).follows)}
+
+
+def _steps(row: Row, op: Op) -> list[Row]:
+    """Return the kernels of a recurrent layer, one after the other: one for each layer, direction and step."""
+    layer = recurrent.sizes(op)
+    steps = layer.layers * layer.directions * layer.steps
+    shares = {name: row[name] / steps for name in ("flops", *fusion.traffic((), ()))}
+    return [{**row, **shares, "launches": layer.layers * layer.directions / steps}] * steps
 
 
 def of_graph(graph: Graph) -> pd.DataFrame:
@@ -146,18 +154,24 @@ def of_graph(graph: Graph) -> pd.DataFrame:
             cast_once |= {spec.storage for spec in cast if spec.kind == "parameter"}  # a parameter once a pass
             for spec in cast:
                 size = elements_of(spec), storages.of(spec).grows
-                rows.append({"kind": "cast", "stage": "eager", "scales": size[1], **fusion.traffic(
+                rows.append({"kind": "cast", "stage": "autocast", "launches": 1, "scales": size[1], **fusion.traffic(
                     [(*size, storages.itemsize(spec))], [(*size, 4 if in_fp32 else 2)])})
         row = _row(op, storages, in_fp32, wide, scales)
-        rows.append(row)
+        rows += _steps(row, op) if op.short in recurrent.CUDNN else [row]
+        if op.short == "convolution" and isinstance(op.args[2], TensorSpec) and row["kind"] != "conv_depthwise":
+            # after cuDNN's convolution a kernel adds the bias
+            sizes = [(elements_of(op.outputs[0]), scales, 4 if wide else 2)]
+            rows.append({"kind": "elementwise", "stage": "eager", "scales": scales, "wide": wide, "broadcast": True,
+                         **fusion.traffic(sizes, sizes)})
         read = {spec.storage: (elements_of(spec), storages.of(spec).grows, 2 if in_fp32 is False else storages.itemsize(spec))
                 for spec in _sources(op)}
         written = {spec.storage: (elements_of(spec), scales, 4 if wide else 2) for spec in _results(op)}
-        nodes.append(fusion.Node(row["kind"], read, written))
+        nodes.append(fusion.Node(row["kind"], read, written, bool(row.get("reductions"))))
         storages.enter(op, row["kind"], wide, scales)
     parameters = graph.parameters
     rows += [{**row, "stage": "compiled"} for row in fusion.rows(nodes)]
-    rows.append({"kind": "update", "stage": "train", "read_once": _UPDATED * parameters, "written_once": 8 * parameters,
+    rows.append({"kind": "update", "stage": "train", "launches": 1, "read_once": _UPDATED * parameters,
+                 "written_once": 8 * parameters,
                  "read_elements_once": 4 * parameters, "written_elements_once": 2 * parameters})
     return _table(rows)
 
@@ -181,22 +195,17 @@ def of_passes(table: pd.DataFrame) -> pd.DataFrame:
     return table[table["kind"] != "update"]
 
 
+def batch_of(batch_size: int) -> int:
+    """Return the batch size at which a network is captured for a question about a batch size."""
+    return max(BATCH, batch_size)
+
+
 def of_network(network: Network, ready: nn.Module | None = None) -> pd.DataFrame:
-    """Capture a forward pass of a network at BATCH as CUDA runs it, and return its rows, see ``of_graph``.
+    """Capture a forward pass of a network as CUDA runs it, at ``batch_of`` its batch, and return its rows, see ``of_graph``.
 
     ``ready`` is the network where it was prepared in fp32 before.
     """
-    batch = tuple(replace(given, shape=(BATCH, *given.shape[1:])) for given in network.batch)
-    small = replace(network, shape=batch[0].shape, inputs=batch)
-    return of_graph(capture.of_network(small, "infer", device="cuda:0", ready=ready))
-
-
-def of_networks(keys: Iterable[tuple], build: Callable[..., Network]) -> tuple[dict[tuple, pd.DataFrame], dict[str, str]]:
-    """Return the rows of the networks that ``build`` makes of keys (tuples), each once, and why other keys have none."""
-    captures, reasons = {}, {}
-    for key in track(dict.fromkeys(keys), "capture"):
-        try:
-            captures[key] = of_network(build(*key))
-        except InputError as error:
-            reasons[" ".join(map(str, key)).strip()] = str(error)
-    return captures, reasons
+    if network.batch[0].shape[0] < BATCH:
+        batch = tuple(replace(given, shape=(BATCH, *given.shape[1:])) for given in network.batch)
+        network = replace(network, shape=batch[0].shape, inputs=batch)
+    return of_graph(capture.of_network(network, "infer", device="cuda:0", ready=ready))

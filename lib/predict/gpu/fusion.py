@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lib.predict.cards.operator_kinds import ALWAYS, FUSING
+from lib.predict.gpu.kinds import ALWAYS, FUSING
 
 _REDUCING = frozenset(("layer_norm", "group_norm", "softmax", "reduction"))
 _KINDS = {"fused_norm": _REDUCING - {"reduction"}, "fused_reduction": _REDUCING,
@@ -13,11 +13,12 @@ Traffic = Mapping[int, tuple[int, bool, int]]  # by storage: elements, whether t
 
 
 class Node(NamedTuple):
-    """One operator: its kind, and what it reads and writes."""
+    """One operator: its kind, what it reads and writes, and whether it reduces."""
 
     kind: str
     read: Traffic
     written: Traffic
+    reduces: bool = False
 
 
 def _groups(nodes: Sequence[Node]) -> Iterable[list[int]]:
@@ -30,7 +31,7 @@ def _groups(nodes: Sequence[Node]) -> Iterable[list[int]]:
         makers = [writer[storage] for storage in node.read if storage in writer]
         depths.append(max((depths[maker] + (nodes[maker].kind in ALWAYS) for maker in makers), default=0))
         if node.kind in FUSING:
-            group[number], members[number], reduces[number] = number, [number], node.kind in _REDUCING
+            group[number], members[number], reduces[number] = number, [number], node.reduces or node.kind in _REDUCING
             for maker in makers:
                 joining, other = group[number], group.get(maker, group[number])
                 if other == joining or depths[maker] != depths[number] or (reduces[joining] and reduces[other]):
@@ -64,7 +65,9 @@ def rows(nodes: Sequence[Node]) -> list[dict[str, Any]]:
                     written[storage] = (elements, scales, sum(widths) or itemsize)
         kinds = {nodes[number].kind for number in members}
         kind = next((name for name, of_it in _KINDS.items() if kinds & of_it), "fused")
-        kernels.append({"kind": kind, "scales": True, **traffic(read.values(), written.values())})
+        if kind != "fused_norm" and any(nodes[number].reduces for number in members):
+            kind = "fused_reduction"
+        kernels.append({"kind": kind, "scales": True, "launches": 1, **traffic(read.values(), written.values())})
     return kernels
 
 

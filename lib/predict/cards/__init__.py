@@ -1,1 +1,0 @@
-"""Whole networks on GPUs: a sum over operators whose efficiencies are learned from whole networks."""
