@@ -9,7 +9,7 @@ import time
 from importlib import import_module
 
 BENCHMARKS = ("startup questions overhead power power_limits peers repeat sweep fake_devices faults learning prediction "
-              "kernel_sums judge guard road schedule finetune queue runtime_calls machines").split()
+              "gemm_power kernel_sums judge guard road schedule finetune queue runtime_calls machines").split()
 BY_NAME_ALONE = {"machines"}  # it takes more than an hour
 
 

@@ -12,6 +12,7 @@ from lib.predict import held_out
 from lib.predict.cards import card_errors
 from lib.predict.evaluation import gpu_kernels, runtime_choices
 from lib.predict.networks import runtimes
+from lib.predict.power import energy
 from lib.predict.trust import errors, scoreboard
 from tests import output_of
 
@@ -208,6 +209,20 @@ def test_errors_of_gemms_in_16_bits_are_those_of_their_file():
         means = [one.get("mean") for one in several.values()]
         if all(means):
             assert cells[-1] == "{} ({})".format(*means)
+
+
+def test_errors_of_joules_and_clocks_are_those_of_their_file():
+    table = held_out.load(energy.PATH)
+    table = table.assign(error_pct=(table["predicted"] / table["measured"] - 1).abs() * 100)
+    medians = table.pivot_table("error_pct", ["device", "condition"], "what", aggfunc="median")
+    cards = {"A100 PCIe": "a100-pcie-40gb", "A10": "a10", "A40": "a40", "V100": "v100-pcie-32gb"}
+    stated = rows((paths.ROOT / "docs/errors.md").read_text(), "Joules and clocks")
+    assert len(stated) == len(medians)
+    for card, _, n, *cells in stated:
+        device, dtype = cards[card.partition(",")[0]], card.split()[-1 if "training" not in card else -2]
+        own = medians.loc[device, dtype][[held_out.JOULES_TIMED, held_out.JOULES, held_out.CLOCK]]
+        same = table[(table["device"] == device) & (table["condition"] == dtype) & (table["what"] == held_out.JOULES)]
+        assert cells == ["" if pd.isna(value) else f"{value:.1f}" for value in own] and int(n) == len(same), card
 
 
 def test_errors_of_networks_on_cards_are_those_of_their_file():

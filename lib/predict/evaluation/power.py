@@ -71,7 +71,7 @@ def _passes(paths: list[Path]) -> pd.DataFrame:
                        least_ms=[loads[key][1] for key in keys],
                        share=rows["clock_mhz"] / boost, mean_share=rows["mean_mhz"] / boost)
     rows["step_ms"] = [load.passes_ms for load in rows["load"]]
-    ran = rows["measured_ms"] > rows["least_ms"] / rows["mean_share"]  # else it ran out of memory
+    ran = rows["measured_ms"] > rows["least_ms"] / rows["mean_share"]  # else it failed, such as for want of memory
     return rows[ran].assign(source="EnergAIzer", licence=energaizer.LICENCE, mode="infer")
 
 

@@ -26,15 +26,15 @@ PATH = paths.REFERENCE / "models" / "power" / "energy.json"
 COLUMNS = ("energy_j", "energy_low_j", "energy_high_j")
 QUANTITIES, ENDS = ("energy", "time"), {"": 0, "_low": -1, "_high": 1}
 RATIOS = tuple(f"{name}_ratio{end}" for name in QUANTITIES for end in ENDS)
-ENERGY_PER_BIT = {"hbm": 1.0, "gddr": 7.5 / 3.9}  # HBM2: 3.9 pJ (O'Connor et al., MICRO 2017);
-#   GDDR6: 7.5 pJ (Micron)
+# over HBM2's 3.9 pJ (O'Connor et al., MICRO 2017); GDDR6's 7.5 pJ is Micron's
+ENERGY_PER_BIT = {"hbm": 1.0, "gddr": 7.5 / 3.9}
 TERMS = ("static_w", "multiprocessor_w_per_ghz", "pj_per_flop_16_bits", "pj_per_flop_32_bits",
          "pj_per_bit")
 _FOLLOWS_VOLTAGE = np.array([False, True, True, True, False])  # of TERMS
 _YEAR = 2020  # of the energies per FLOP; other years' fall as in chip.YEARLY
 _REACHED, _SHARPNESS = 0.93, 8  # boards settle at 0.8 to 0.97 of their power limit: a soft minimum
 _OTHER_GENERATIONS = 0.38  # log watts: holds 90 % of 17,001 published GEMMs on an H200, of whose
-#   generation the model saw no card
+#   generation the model saw no card (benchmarks/gemm_power.py)
 _LEAST_CLOCK, _HALVINGS = 0.35, 12  # of the search for the clock that a power limit leaves: base
 #   clocks, which vendors promise under load, are a third of boost clocks or more
 _ENDS_MS, _LEAST_MS = ("predicted_ms", "low_ms", "high_ms"), 1e-6
